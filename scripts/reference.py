@@ -40,13 +40,6 @@ ITEMS = (
     responses.InputCall,
     responses.InputOutput,
 )  # of `input`, whose document has no names
-INERT: tuple[tuple[type[Body], str], ...] = (
-    (inert.Inert, ""),
-    (inert.InertOfMessage, "messages[]."),
-    (inert.InertOfCall, "messages[].tool_calls[]."),
-    (inert.InertOfFunction, "messages[].tool_calls[].function."),
-    *((inert.InertOfItem, f"input[{get_args(item.model_fields['type'].annotation)[0]}].") for item in ITEMS),
-)
 BODIES = (
     ("/v1/completions", schema.CompletionRequest),
     ("/v1/chat/completions", chat.ChatRequest),
@@ -130,7 +123,7 @@ def _option_type(kind: Any, metavar: str | None) -> str:
 
 def _fields() -> str:
     header = ("field", "type", "default", "meaning")
-    said = {row for owner, before in INERT for row in _rows(owner, before)}
+    said = set(_rows(inert.Inert))
     common = [row for row in _rows(schema.Generation) if row not in said]
     texts = ", ".join(f"`{path}`" for path, body in BODIES if issubclass(body, schema.Generation))
     parts = [f"**{texts}**\n\n{_table(header, _joined(common))}"]
@@ -145,7 +138,7 @@ def _fields() -> str:
 
 def _inert() -> str:
     """Fields that are accepted without effect, and why."""
-    rows = [(name, kind, note) for owner, before in INERT for name, kind, _, note in _rows(owner, before)]
+    rows = [(name, kind, note) for name, kind, _, note in _rows(inert.Inert)]
     return _table(("field", "type", "accepted without effect, because"), _joined(rows))
 
 

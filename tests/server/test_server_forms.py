@@ -115,7 +115,6 @@ def test_forced_tokens_cost_no_forwards(served: Running) -> None:
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
         {"tool_choice": "auto"},
         {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "fly"}}},
-        {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
     ],
     ids=lambda fields: json.dumps(fields)[:60],
 )

@@ -93,7 +93,8 @@ def test_the_text_is_that_of_chat_completions(server: Running, settings: dict[st
     assert [(block["type"], block["text"]) for block in found["content"]] == [("text", choice["message"]["content"])]
     assert found["stop_reason"] == {"length": "max_tokens", "stop": "end_turn"}[choice["finish_reason"]]
     usage = found["usage"]
-    assert usage["input_tokens"] + usage["cache_read_input_tokens"] == expected["usage"]["prompt_tokens"]
+    read = sum(usage[name] for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"))
+    assert read == expected["usage"]["prompt_tokens"]
     assert usage["output_tokens"] == expected["usage"]["completion_tokens"]
     counted = {key: value for key, value in asked.items() if key in ("model", "messages", "system")}
     tokens = server.post(f"{PATH}/count_tokens", counted).json()

@@ -38,6 +38,7 @@ from sametoken.errors import (
     shown,
 )
 
+KIND = "PreTrainedTokenizerFast"  # transformers' class of a tokenizer that names none
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 # Any of these makes a directory one with a tokenizer of its own.
@@ -65,12 +66,13 @@ class Tokenizer:
         special_tokens: Mapping[str, str],
         templates: Templates,
         eos_ids: Sequence[int] = (),
+        kind: str = KIND,
     ) -> None:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._special_tokens = special_tokens
-        self._templates = templates
+        self._templates, self._kind = templates, kind
         own_eos = backend.token_to_id(special_tokens["eos_token"]) if "eos_token" in special_tokens else None
         self.bos_id: int | None = (
             backend.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
@@ -92,7 +94,9 @@ class Tokenizer:
         Raises:
             CheckpointError: the file cannot be read, or the template is not valid.
         """
-        return Tokenizer(self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids)
+        return Tokenizer(
+            self._backend, self._special_tokens, {"default": read_template(given)}, self.eos_ids, self._kind
+        )
 
     def check_rows(self, rows: int, where: object) -> None:
         """Refuses a vocabulary with tokens of texts for which a model has no token vector; marks may lie beyond them.
@@ -113,6 +117,7 @@ class Tokenizer:
         """
         return {
             **self._special_tokens,
+            "tokenizer_class": self._kind,
             "additional_special_tokens": sorted(self.token_text(token) for token in self.special_ids),
             "vocab_size": self.vocab_size,
             "chat_template": self._templates.get("default"),
@@ -231,6 +236,7 @@ class Tokenizer:
         /,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation; encode it with `add_special_tokens=False`.
@@ -239,13 +245,15 @@ class Tokenizer:
             messages: the conversation, oldest first; each has at least role and content.
             add_generation_prompt: end with the header of the assistant's turn.
             continue_final_message: end with the last message's content, without what closes its turn.
+            chat_template: another template, as text.
             variables: what else the template reads, for example `tools` or `enable_thinking`.
 
         Raises:
             RequestError: there is no template, or it refuses the conversation.
         """
         known = {**self._special_tokens, "add_generation_prompt": add_generation_prompt, **variables}
-        return (render_open if continue_final_message else render)(self._templates, messages, known)
+        templates = self._templates if chat_template is None else {"default": chat_template}
+        return (render_open if continue_final_message else render)(templates, messages, known)
 
 
 def check_tokenisable(text: str) -> None:
@@ -299,14 +307,14 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     templates = read_templates(directory, settings)
     if ours or (content is not None and is_taken_as_is(directory, config, settings, content)):
         named = {key: spelling(settings[key]) for key in NAMED if settings.get(key)}
-        return Tokenizer(_backend(directory), named, templates, eos_ids)
+        return Tokenizer(_backend(directory), named, templates, eos_ids, str(settings.get("tokenizer_class") or KIND))
     rebuilt = transformers_tokenizer(directory)
     if not rebuilt.is_fast:
         raise UnsupportedModelError(
             f"{directory}: {type(rebuilt).__name__} exists only as a slow Python tokenizer; add a tokenizer.json"
         )
     templates = named_templates(rebuilt.chat_template)
-    return Tokenizer(rebuilt.backend_tokenizer, rebuilt.special_tokens_map, templates, eos_ids)
+    return Tokenizer(rebuilt.backend_tokenizer, rebuilt.special_tokens_map, templates, eos_ids, type(rebuilt).__name__)
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:

@@ -140,19 +140,22 @@ class BlockManager:
         for page in list(self._idle):
             self._drop(page)
 
-    def match(self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False) -> PrefixMatch:
+    def match(
+        self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False, salt: bytes = b""
+    ) -> PrefixMatch:
         """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 
         Args:
             draft_kv: whose keys and values are looked for; "" is the target's own, which every page holds.
             complete: take only pages that hold them, made with the token after the page that follows it here.
+            salt: only pages that were offered with it are found.
         """
         found: list[int] = []
         draft_cached = 0
         if not self.reuse:
             return PrefixMatch(found, draft_cached)
         # At least one token stays to be computed: its logits are the first draw.
-        for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1]), start=1):
+        for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1], salt), start=1):
             page = self._page_of.get(digest)
             if page is None:
                 break
@@ -165,16 +168,25 @@ class BlockManager:
             found.append(page)
         return PrefixMatch(found, draft_cached)
 
-    def publish(self, tokens: Sequence[int], pages: Sequence[int], draft_kv: str = "", draft_cached: int = 0) -> None:
+    def publish(
+        self,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        draft_kv: str = "",
+        draft_cached: int = 0,
+        *,
+        salt: bytes = b"",
+    ) -> None:
         """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows.
 
         Args:
             draft_kv: the drafter whose keys and values the pages hold of the first `draft_cached` tokens.
+            salt: see `match`.
         """
         if not self.reuse:
             return
         parent = b""
-        for i, (page, digest) in enumerate(zip(pages, self._digests(tokens), strict=False), start=1):
+        for i, (page, digest) in enumerate(zip(pages, self._digests(tokens, salt), strict=False), start=1):
             holds = bool(draft_kv) and i * self.page_size <= draft_cached
             if page not in self._digest:
                 known = self._page_of.get(digest)
@@ -190,8 +202,8 @@ class BlockManager:
                 self._draft_kv[page][draft_kv] = next(iter(tokens[i * self.page_size :][:1]), None)
             parent = digest
 
-    def _digests(self, tokens: Sequence[int]) -> Iterator[bytes]:
-        digest = b""
+    def _digests(self, tokens: Sequence[int], salt: bytes) -> Iterator[bytes]:
+        digest = salt
         for end in range(self.page_size, len(tokens) + 1, self.page_size):
             block = array("q", tokens[end - self.page_size : end]).tobytes()
             digest = hashlib.blake2b(digest + block, digest_size=16).digest()

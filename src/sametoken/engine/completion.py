@@ -27,7 +27,7 @@ class Completion:
         origins: for every token, whether it was drafted (True) or the target's own draw.
         rejected: for every token, guesses for its place that the target did not draw there.
         logprobs, prompt_logprobs: if asked for; the first prompt token has none.
-        cached_tokens: prompt tokens whose keys and values were reused.
+        cached_tokens: prompt tokens whose keys and values were reused. `kept_tokens`: others whose are kept for reuse.
         seconds: from arrival to the last token; `ttft`: to the first.
         steps: the tree of guesses of every forward, None unless `RequestSpeculation.steps` asked for them.
     """
@@ -49,6 +49,7 @@ class Completion:
     seconds: float
     ttft: float
     speculation: SpeculationStats
+    kept_tokens: int = 0
     steps: Sequence[StepTree] | None = None
 
     def __repr__(self) -> str:
@@ -87,6 +88,7 @@ class Completion:
             seconds=request.finished - request.arrived,
             ttft=first - request.arrived,
             speculation=request.stats,
+            kept_tokens=request.kept_tokens,
             steps=request.steps if request.reports_steps else None,
         )
 

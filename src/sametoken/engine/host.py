@@ -109,9 +109,9 @@ class HostRunner(Runner):
         emitted = [*(tree.tokens[node] for node in path[1:]), bonus]
         logprobs = []
         if request.params.logprobs is not None and found.logits is not None:
-            logprobs = _token_logprobs(
-                found.logits[[found.first[place] + node for node in path]], emitted, request.params.logprobs
-            )
+            logits = found.logits[[found.first[place] + node for node in path]]
+            params = request.params
+            logprobs = _token_logprobs(logits, emitted, params.logprobs or 0, params.logprob_token_ids)
         rejected, step = _children(path[-1], tree), None
         if request.reports_steps and found.logits is not None:
             step = StepTree.of(*tree, path, found.logits[found.first[place] :])
@@ -156,9 +156,13 @@ def _children(node: int, tree: RowTree) -> list[int]:
     return [token for parent, token in guesses if parent == node and token != PADDING]
 
 
-def _token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """One `TokenLogprob` per row of logits [R, V]."""
-    found = token_logprobs(logits, torch.tensor(tokens, device=logits.device), top)
+def _token_logprobs(
+    logits: Tensor, tokens: Sequence[int], top: int, listed: Sequence[int] | None = None
+) -> list[TokenLogprob]:
+    """One `TokenLogprob` per row of logits [R, V]; the arguments are those of `token_logprobs`."""
+    own, others = (None if ids is None else torch.tensor(ids, device=logits.device) for ids in (tokens, listed))
+    assert own is not None
+    found = token_logprobs(logits, own, top, others)
     columns = (found.chosen.tolist(), found.rank.tolist(), found.top_tokens.tolist(), found.top_values.tolist())
     return [
         TokenLogprob(token, logprob, rank, tuple(zip(ids, values, strict=True)))

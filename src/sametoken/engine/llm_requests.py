@@ -100,7 +100,7 @@ class RequestMaker:
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
         grammar, prediction = self._parsed(params, speculation.methods, {} if known is None else known)
-        device = self.engine.table.table.device
+        device, blocks = self.engine.table.table.device, self.engine.scheduler.blocks
 
         def request(choice: int) -> Request:
             own_grammar = None if grammar is None else grammar.copy()
@@ -132,6 +132,7 @@ class RequestMaker:
                 complete=any(drafter.taps and drafter.namespace for drafter in drafters),
                 max_draft_len=speculation.max_draft_len,
                 max_seq_len=self.max_seq_len,
+                page_size=blocks.page_size if blocks.reuse else 0,
                 prediction=prediction,
             )
 
@@ -154,8 +155,6 @@ class RequestMaker:
             grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, end_ids)
         if params.allowed_token_ids is None:
             return grammar
-        if (largest := max(params.allowed_token_ids)) >= size:
-            raise RequestError(f"got {largest}, expected token ids 0 .. {size - 1}", field="allowed_token_ids")
         mask = torch.zeros(size, dtype=torch.bool)
         mask[list(params.allowed_token_ids)] = True
         return AllowedTokens(mask, grammar)
@@ -181,6 +180,9 @@ class RequestMaker:
 
     def _check_sizes(self, params: SamplingParams) -> None:
         """Refuses what only this model's vocabulary and context make too large."""
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            if (largest := max(getattr(params, name) or (0,))) >= self.vocab_size:
+                raise RequestError(f"got {largest}, expected token ids 0 .. {self.vocab_size - 1}", field=name)
         for name, limit in (
             ("logprobs", self.vocab_size),
             ("prompt_logprobs", self.vocab_size),

@@ -92,6 +92,8 @@ class Request:
         origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
             not draw there, none for a drafted token or where nobody guessed.
         steps: the tree of guesses of every forward, if asked for.
+        page_size: tokens of a page of the cache that later requests may share, 0 where nothing is shared.
+        preemptions: times that it lost its row because pages ran out.
         draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` when only such
             pages are reused.
     """
@@ -113,6 +115,8 @@ class Request:
     complete: bool
     max_draft_len: int
     max_seq_len: int
+    page_size: int = 0
+    preemptions: int = 0
     prediction: SuffixAutomaton | None = None
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
@@ -168,6 +172,18 @@ class Request:
     def shares_prefix(self) -> bool:
         """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
         return self.params.prompt_logprobs is None
+
+    @property
+    def salt(self) -> bytes:
+        """What keeps its pages apart from those of requests with another one."""
+        return (self.params.cache_salt or "").encode(errors="replace")
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of the prompt that were computed and are kept for later requests: those of full pages."""
+        if not self.page_size or not self.shares_prefix:
+            return 0
+        return max(0, len(self.prompt_ids) // self.page_size * self.page_size - self.cached_tokens)
 
     def emit(
         self,

@@ -121,7 +121,8 @@ class Scheduler:
             if request.draft_kv:
                 catch_up = any(self._same_prompt(request, each) for each in self.waiting)
                 cached = min(committed, self._drafts.draft_cached(request, catch_up=catch_up))
-            self.blocks.publish(request.tokens[:committed], self._owned[request.row], request.draft_kv, cached)
+            kept = request.tokens[:committed]
+            self.blocks.publish(kept, self._owned[request.row], request.draft_kv, cached, salt=request.salt)
 
     def advance(self, done: Done) -> list[Emission]:
         """Notes how far each row has come, and offers prompts that were read; returns what the requests got."""
@@ -200,6 +201,7 @@ class Scheduler:
             row = victim.row
             assert row is not None
             preempted.append(row)
+            victim.preemptions += 1
             grown.pop(row, None)
             self._vacate(victim)
             self.waiting.appendleft(victim)
@@ -267,10 +269,11 @@ class Scheduler:
 
     @staticmethod
     def _same_prompt(one: Request, other: Request) -> bool:
-        return one.shares_prefix and other.shares_prefix and one.prompt_ids == other.prompt_ids
+        shared = one.shares_prefix and other.shares_prefix and one.salt == other.salt
+        return shared and one.prompt_ids == other.prompt_ids
 
     def _reused(self, request: Request) -> PrefixMatch:
         """The shared pages that the request begins with."""
         if not request.shares_prefix:
             return PrefixMatch([], 0)
-        return self.blocks.match(request.tokens, request.draft_kv, complete=request.complete)
+        return self.blocks.match(request.tokens, request.draft_kv, complete=request.complete, salt=request.salt)

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 MOST_CHOICES = 128
 MOST_LOGPROBS = 20
+MOST_SCORED = 128
 MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
@@ -35,8 +36,10 @@ _BIASES = {
 }
 Choices = Annotated[int, Field(ge=1, le=MOST_CHOICES)]
 Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)]
+Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_BIASES)]
+ScoredIds = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_SCORED)]
 SomeTokenIds = Annotated[list[TokenId], Field(min_length=1)]
 Text = Annotated[str, Field(min_length=1)]
 Word = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]

@@ -257,13 +257,22 @@ class SamplingParams:
     """keep the stop string in the text."""
     ignore_eos: bool = False
     """go on after the model's own end tokens."""
-    seed: int | None = None
-    """any integer, taken modulo 2**64; the same seed gives the same tokens; without it: the engine chooses one."""
+    seed: Annotated[int | None, Shown(http=json_types.Seed)] = None
+    """any integer, taken modulo 2**64 (in a request -2**63 to 2**63 - 1); the same seed gives the same tokens; without
+    it: the engine chooses one."""
     logprobs: Annotated[Count | None, Shown(http=None)] = None
     """number of alternatives that are reported per token; 0 is the chosen token alone; without it: nothing is
     reported."""
+    logprob_token_ids: Annotated[
+        Sequence[int] | None, PlainValidator(_some_token_ids), Shown(("--logprob-token-id",), http=json_types.ScoredIds)
+    ] = None
+    """ids of the tokens whose log-probabilities are reported in the place of the best alternatives; only with
+    `logprobs`."""
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
     """number of alternatives that are reported per token of the prompt; without it: nothing is reported."""
+    cache_salt: Annotated[str | None, Shown(command_line=False, http=json_types.Text)] = None
+    """text that keeps this request's computed prompt from requests with another one, which could tell by their time
+    whether somebody sent it before; without it: all share."""
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
@@ -273,6 +282,8 @@ class SamplingParams:
     """how this request is drafted; without it: the engine's setting."""
 
     def __post_init__(self) -> None:
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise RequestError("only with logprobs", field="logprob_token_ids", advice="ask for both or for none")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"

@@ -59,6 +59,12 @@ class ServerConfig(Settings):
     generation_config.json."""
     default_template_options: Annotated[dict[str, Any] | None, Shown(("--default-chat-template-kwargs",))] = None
     """variables of the chat template for requests that do not say otherwise, as JSON."""
+    trust_request_chat_template: bool = False
+    """let requests bring a chat template of their own as `chat_template`."""
+    enable_force_include_usage: bool = False
+    """have the usage of its choice in every chunk of every stream, whatever its request says."""
+    return_tokens_as_token_ids: bool = False
+    """tell the tokens of log-probabilities by number in the replies to requests that do not say otherwise."""
     model_tags: Names = ()
     """tag of the model, for people, which GET /models shows; may be given several times; without it: none."""
     ui: Annotated[bool, Shown(("--webui/--no-webui",))] = True

@@ -40,7 +40,8 @@ class AboutApi(Api):
 
     def _model(self, name: str) -> dict[str, Any]:
         about = {"id": name, "object": "model", "created": self._created, "owned_by": "sametoken"}
-        return {**about, "max_model_len": self._worker.llm.max_seq_len}
+        root = str(self._info.get("model") or name)
+        return {**about, "root": root, "parent": None, "max_model_len": self._worker.llm.max_seq_len}
 
     async def health(self) -> Response:
         """200 while requests are taken, 503 while the server stops or if the engine failed."""

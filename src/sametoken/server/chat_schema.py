@@ -8,14 +8,15 @@ from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema, model_va
 from pydantic.config import JsonDict
 
 from sametoken.errors import RequestError
-from sametoken.server.fields import NO_LIMIT, Alternatives, Body, Limit, Off, Spoken
-from sametoken.server.inert import InertOfCall, InertOfFunction, InertOfMessage
+from sametoken.options.json_types import Text
+from sametoken.server.fields import NO_LIMIT, Alternatives, Body, History, Limit, Spoken
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
 MOST_TOOLS = 128
 # What the server tells templates itself.
-_RENDERED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+_RENDERED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
+Documents = list[dict[str, Any]]
 
 
 def _own(options: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +34,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class FunctionCall(InertOfFunction):
+class FunctionCall(History):
     """What was called."""
 
     name: str
@@ -42,7 +43,7 @@ class FunctionCall(InertOfFunction):
     """the arguments, as text in JSON."""
 
 
-class ToolCall(InertOfCall):
+class ToolCall(History):
     """A call that the assistant made earlier in the conversation."""
 
     id: str
@@ -62,12 +63,13 @@ _ONE_TEXT: JsonDict = {
 }
 
 
-class ChatMessage(InertOfMessage):
-    """One turn; what an earlier reply returned may be sent back as it came."""
+class ChatMessage(History):
+    """One turn; what an earlier reply returned may be sent back as it came, with what else a client keeps in it."""
 
     model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    """who speaks. The template gets `developer` as `system`, and `function` (OpenAI's older word) as `tool`."""
+    role: Text
+    """who speaks: a word that the chat template has a place for. It gets `developer` as `system`, and `function`
+    (OpenAI's older word) as `tool`."""
     content: Spoken | None = None
     """text, or parts of type `text`; null only if another field has content."""
     refusal: str | None = None
@@ -108,9 +110,10 @@ def conversation(body: ChatRequest | TokenizeRequest, options: dict[str, Any], *
         raise RequestError("excludes add_generation_prompt", field="continue_final_message", advice="set one of them")
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     turns = [message.turn() for message in body.messages or ()]
-    return ChatTalk(
-        turns=turns, options=options | (body.chat_template_kwargs or {}), begins=begins, continues=continues, **more
-    )
+    options |= body.chat_template_kwargs or {}
+    options |= {} if body.documents is None else {"documents": body.documents}
+    options |= {} if body.chat_template is None else {"chat_template": body.chat_template}
+    return ChatTalk(turns=turns, options=options, begins=begins, continues=continues, **more)
 
 
 class Function(Body):
@@ -166,6 +169,10 @@ class ChatRequest(Generation):
     """number of alternatives that are reported per token, -1 for the whole vocabulary; only with `logprobs`."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template, such as `enable_thinking`."""
+    chat_template: Text | None = None
+    """a chat template in the place of the model's; only where the server has --trust-request-chat-template."""
+    documents: Documents | None = None
+    """texts for templates that have a place for them."""
     reasoning_effort: Effort | None = None
     """passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     include_reasoning: bool | None = None
@@ -181,10 +188,16 @@ class ChatRequest(Generation):
     """end the prompt with the header of a reply; without it: true, unless `continue_final_message` is true."""
     continue_final_message: bool | None = None
     """continue the last message instead of answering it; the reply has what the model adds."""
-    echo: Off | None = None
-    """only false."""
+    echo: bool | None = None
+    """begin the reply with the text of the last message, if that is the assistant's."""
     modalities: list[Literal["text"]] | None = None
     """only text."""
+
+    @property
+    def echoed(self) -> str:
+        """What the reply begins with."""
+        last = self.messages[-1]
+        return last.content or "" if self.echo and last.role == "assistant" else ""
 
     @property
     def own(self) -> dict[str, Any]:
@@ -240,6 +253,12 @@ class TokenizeRequest(Body):
     """return the text of every token too."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template."""
+    chat_template: Text | None = None
+    """a chat template in the place of the model's; only where the server has --trust-request-chat-template."""
+    documents: Documents | None = None
+    """texts for templates that have a place for them."""
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    """functions that the model may call, for the chat template."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -251,7 +270,8 @@ class TokenizeRequest(Body):
     @property
     def talk(self) -> ChatTalk:
         """The conversation, where there is one."""
-        return conversation(self, {})
+        tools = ToolUse([tool.function.model_dump(exclude_none=True) for tool in self.tools or ()])
+        return conversation(self, {}, tools=tools)
 
 
 class DetokenizeRequest(Body):

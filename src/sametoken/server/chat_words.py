@@ -7,7 +7,7 @@ from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.chat_schema import ChatRequest
-from sametoken.server.replies import Numbered, Usage, chat_logprobs, prompt_logprobs, report, total_usage
+from sametoken.server.replies import Usage, chat_logprobs, prompt_logprobs, report, total_usage
 from sametoken.server.speech import Message
 from sametoken.server.words import Event, Progress, Source, end, parts
 
@@ -18,8 +18,8 @@ class ChatWords:
     def __init__(self, body: ChatRequest, source: Source) -> None:
         self._body, self._reports = body, body.reports
         self._head, self._tokenizer, self._requests, self._reader = source
-        self._scores = Numbered(self._tokenizer) if body.return_tokens_as_token_ids else self._tokenizer
-        self._progress = Progress(body, source.requests)
+        self._scores = source.head.usual.spelling(self._tokenizer, body.return_tokens_as_token_ids)
+        self._progress = Progress(body, source)
         self._begin = self._head.of("chat.completion.chunk")  # of every event
         self._messages = [Message() for _ in source.requests]
 
@@ -31,12 +31,17 @@ class ChatWords:
         for place in range(len(self._requests)):
             choice = {"index": place, "delta": role, "logprobs": None, "finish_reason": None}
             events.append({**begun, "choices": [choice], **self._progress.usage(place)})
+        for event in events if self._body.echoed else ():
+            (choice,) = event["choices"]
+            said = {**choice, "delta": {"content": self._body.echoed}}
+            events = [*events, {**self._begin, "choices": [said], **self._progress.usage(choice["index"])}]
         return events
 
     def delta(self, chunk: Chunk) -> list[Event]:
         pieces = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
         said = self._messages[chunk.choice].add(pieces)
-        if not said or chunk.completion is None:
+        # Clients that read usage in every chunk expect it to grow.
+        if not said or chunk.completion is None or self._progress.always:
             return [self._event(chunk, said)]
         rest, ended = parts(chunk)
         return [self._event(rest, said), self._event(ended, {})]
@@ -72,7 +77,7 @@ class ChatWords:
         return {**reply, "prompt_logprobs": scores, "prompt_token_ids": ids}
 
     def _whole_choice(self, completion: Completion) -> dict[str, Any]:
-        message = Message()
+        message = Message(self._body.echoed)
         message.add(self._reader.feed(completion.choice, completion.text, True))
         choice: dict[str, Any] = {"index": completion.choice, "message": message.to_json()}
         scored = self._body.logprobs

@@ -8,7 +8,8 @@ from typing import Any
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
-from sametoken.server.replies import Numbered, Usage, prompt_logprobs, report, text_logprobs, total_usage
+from sametoken.server.fields import WHOLE
+from sametoken.server.replies import Usage, prompt_logprobs, report, text_logprobs, total_usage
 from sametoken.server.schema import CompletionRequest
 from sametoken.server.words import Event, Progress, Source, end
 
@@ -19,8 +20,9 @@ class CompletionWords:
     def __init__(self, body: CompletionRequest, source: Source) -> None:
         self._body, self._drawn, self._reports = body, body.drawn, body.reports
         _, self._tokenizer, self._requests, _ = source
-        self._scores = Numbered(self._tokenizer) if body.return_tokens_as_token_ids else self._tokenizer
-        self._progress = Progress(body, source.requests)
+        self._scores = source.head.usual.spelling(self._tokenizer, body.return_tokens_as_token_ids)
+        self._top = WHOLE if body.logprob_token_ids is not None else body.logprobs or 0  # alternatives to show
+        self._progress = Progress(body, source)
         self._begin = source.head.of("text_completion")  # of every object
         self._characters: dict[int, int] = {}  # of the text so far, by place of the choice
 
@@ -36,7 +38,7 @@ class CompletionWords:
         if body.logprobs is not None:
             offset = self._characters.get(place, 0)
             items = [*(request.prompt_logprobs if first and body.echo else ()), *self._kept(chunk.logprobs or [])]
-            words = text_logprobs(self._scores, choice.pop("scored"), items, body.logprobs, offset)
+            words = text_logprobs(self._scores, choice.pop("scored"), items, self._top, offset)
             choice["logprobs"] = words
             self._characters[place] = offset + sum(map(len, words["tokens"]))
         choice.pop("scored", None)
@@ -100,7 +102,7 @@ class CompletionWords:
         if self._body.logprobs is not None:
             echoed = (completion.prompt_logprobs or ()) if self._body.echo else ()
             items = [*echoed, *self._kept(completion.logprobs or [])]
-            choice["logprobs"] = text_logprobs(self._scores, scored, items, self._body.logprobs, 0)
+            choice["logprobs"] = text_logprobs(self._scores, scored, items, self._top, 0)
         if self._reports:
             choice["speculative"] = report(self._tokenizer, self._shown(completion), completion)
         return end(choice, completion)

@@ -25,6 +25,7 @@ from sametoken.errors import (
 from sametoken.server.hints import of_field
 
 LOG = logging.getLogger("sametoken.server")
+QUEUE_FULL = "queue_full"
 CLIENT_GONE = 499  # nginx's number; nobody receives it
 _SHOWN = 120  # characters of a value or name that a message repeats
 
@@ -214,7 +215,9 @@ def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiEr
                 return ApiError(400, shorten(said), param=own.field)
             if not where:  # about several fields together, which it names
                 return ApiError(400, shorten(said))
-            return ApiError(400, f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}", param=where)
+            code = None if own is not None else problem["type"]  # pydantic's word, as vLLM's messages have it
+            words = f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}"
+            return ApiError(400, words, param=where, code=code)
 
 
 def _place(given: Any, parts: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -85,11 +85,17 @@ class Body(BaseModel):
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Handler) -> dict[str, Any]:
         made = handler(schema)
         described = handler.resolve_ref_schema(made)
-        described["additionalProperties"] = {"type": "null"}
+        described["additionalProperties"] = cls.model_config["extra"] == "ignore" or {"type": "null"}
         for said in (described, *described["properties"].values()):
             if "description" in said:
                 said["description"] = " ".join(said["description"].split())
         return made
+
+
+class History(Body):
+    """Base of what clients send back as they got it, with fields of their own: what is unknown is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 def _spoken(given: object) -> object:

@@ -5,7 +5,7 @@ The table "accepted without effect" of docs/server.md is generated from these cl
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -41,49 +41,3 @@ class Inert(Body):
     """it is for slow tokenizers only, which are not supported."""
     guided_decoding_backend: str | None = None
     """there is one backend, llguidance."""
-
-
-class InertOfMessage(Body):
-    """Fields of a message that replies and clients' own objects have, and that no chat template reads."""
-
-    annotations: list[Any] | None = None
-    """part of an earlier reply; the model reads text only."""
-    images: list[Any] | None = None
-    """part of an earlier reply; the model reads text only."""
-    audio: dict[str, Any] | None = None
-    """refers to a recording that is not stored here; `content` has its text."""
-    parsed: Any = None
-    """the client's own parsed copy of `content`."""
-    provider_specific_fields: dict[str, Any] | None = None
-    """litellm puts fields here that are not standard."""
-    thinking_blocks: list[Any] | None = None
-    """litellm puts fields here that are not standard."""
-
-
-class InertOfCall(Body):
-    """Fields of a call in a message that no chat template reads."""
-
-    index: int | None = None
-    """its place in a stream; calls are read in their order."""
-    provider_specific_fields: dict[str, Any] | None = None
-    """litellm puts fields here that are not standard."""
-
-
-class InertOfFunction(Body):
-    """Fields of a called function that no chat template reads."""
-
-    parsed_arguments: Any = None
-    """the client's own parsed copy of `arguments`."""
-    provider_specific_fields: dict[str, Any] | None = None
-    """litellm puts fields here that are not standard."""
-
-
-class InertOfItem(Body):
-    """Fields of an item of /v1/responses that come back from an earlier response."""
-
-    id: str | None = None
-    """copied from the earlier response."""
-    status: Literal["completed", "incomplete", "in_progress"] | None = None
-    """copied from the earlier response."""
-    parsed_arguments: Any = None
-    """the client's own parsed copy of `arguments`."""

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from sametoken.errors import RequestError
 from sametoken.options.json_types import Stops
 from sametoken.options.sampling import SamplingParams
-from sametoken.server.chat_schema import MOST_TOOLS, FunctionTitle, TemplateOptions
-from sametoken.server.fields import Body, view
+from sametoken.server.chat_schema import MOST_TOOLS, Effort, FunctionTitle, TemplateOptions, effort_options
+from sametoken.server.fields import Body, History, view
 from sametoken.server.schema import Speculative, sampling_values
 from sametoken.server.text_request import Call, ChatTalk, TextBody, TextRequest, ToolUse, Turn
 
@@ -24,7 +24,7 @@ SPEAKERS = {
 UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_search_tool_result")
 
 
-class ContentBlock(Body):
+class ContentBlock(History):
     """What every block has."""
 
     cache_control: dict[str, Any] | None = None
@@ -99,7 +99,7 @@ AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock,
 Blocks = Annotated[list[AnyBlock], BeforeValidator(_spoken, json_schema_input_type=str | list[AnyBlock])]
 
 
-class ConversationMessage(Body):
+class ConversationMessage(History):
     """One turn; content that an earlier reply returned may be sent back as it came."""
 
     role: Literal["user", "assistant"]
@@ -173,6 +173,24 @@ class Thinking(Body):
     """nothing follows from it: thinking is shown."""
 
 
+class OutputFormat(Body):
+    """What the text of the reply is."""
+
+    type: Literal["json_schema"]
+    """always this."""
+    schema_: dict[str, Any] = Field(alias="schema")
+    """the JSON schema that it follows."""
+
+
+class OutputConfig(Body):
+    """How the reply is made."""
+
+    effort: Effort | None = None
+    """passed to the chat template, as `reasoning_effort` of /v1/chat/completions."""
+    format: OutputFormat | None = None
+    """what its text is; a call that is required has its tool's schema instead."""
+
+
 class Metadata(Body):
     """Who asks."""
 
@@ -195,6 +213,8 @@ class CountRequest(TextBody):
     """`auto` if left out."""
     thinking: Thinking | None = None
     """whether the model thinks before it speaks."""
+    output_config: OutputConfig | None = None
+    """how the reply is made."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template."""
 
@@ -210,13 +230,17 @@ class CountRequest(TextBody):
         if not turns:
             raise RequestError("has no content", field="messages", advice="give a turn with text")
         continues = turns[-1].role == "assistant"
-        options = dict(self.chat_template_kwargs or {})
+        effort = None if self.output_config is None else self.output_config.effort
+        options = effort_options(effort) | (self.chat_template_kwargs or {})
         if self.thinking is not None:
             options.setdefault("enable_thinking", self.thinking.type != "disabled")
         talk = ChatTalk(turns=turns, options=options, begins=not continues, continues=continues, tools=self._tool_use())
         fields = {name: name for name in type(self).model_fields}
-        fields |= {"prompt": "messages", "stop": "stop_sequences", "structured_outputs": "tools"}
-        self._request = TextRequest(values=self._values(), fields=fields, conversation=talk)
+        form = None if talk.tools.required or self.output_config is None else self.output_config.format
+        fields |= {"prompt": "messages", "stop": "stop_sequences"}
+        fields["structured_outputs"] = "tools" if form is None else "output_config.format"
+        values = self._values(None if form is None else {"json": form.schema_})
+        self._request = TextRequest(values=values, fields=fields, conversation=talk)
         return self
 
     def _tool_use(self) -> ToolUse:
@@ -229,7 +253,8 @@ class CountRequest(TextBody):
         named = (choice.name or "") if choice.type == "tool" else None
         return ToolUse.of(functions, kind, named, False if choice.disable_parallel_tool_use else None)
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self, form: dict[str, Any] | None) -> dict[str, Any]:
+        """What is set of the sampling parameters; `form` is the grammar of the reply."""
         return {}
 
 
@@ -256,5 +281,5 @@ class MessagesRequest(CountRequest, Sampled):  # type: ignore[misc]
     inference_geo: None = None
     """only null; there is one place."""
 
-    def _values(self) -> dict[str, Any]:
-        return sampling_values(self, stop=self.stop_sequences)
+    def _values(self, form: dict[str, Any] | None) -> dict[str, Any]:
+        return sampling_values(self, stop=self.stop_sequences, structured_outputs=form)

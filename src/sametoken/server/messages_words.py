@@ -30,7 +30,7 @@ class MessagesWords:
         self._texts: list[str] = []  # of each block; JSON of a call's input
 
     def first(self) -> list[Event]:
-        usage = {**_usage(self._prompt_tokens, 0), "output_tokens": 0}
+        usage = {**_usage(self._prompt_tokens, 0, 0), "output_tokens": 0}
         return [{"type": "message_start", "message": self._message(None, None, usage)}]
 
     def delta(self, chunk: Chunk) -> list[Event]:
@@ -138,15 +138,15 @@ def _object(text: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _usage(prompt_tokens: int, cached: int) -> dict[str, Any]:
-    """Anthropic counts what came from the cache apart."""
+def _usage(prompt_tokens: int, cached: int, kept: int) -> dict[str, Any]:
+    """Anthropic counts what came from the cache and what is kept there apart."""
     return {
-        "input_tokens": prompt_tokens - cached,
+        "input_tokens": prompt_tokens - cached - kept,
         "cache_read_input_tokens": cached,
-        "cache_creation_input_tokens": 0,
+        "cache_creation_input_tokens": kept,
     }
 
 
 def _usage_of(completion: Completion) -> dict[str, Any]:
-    counted = _usage(len(completion.prompt_token_ids), completion.cached_tokens)
+    counted = _usage(len(completion.prompt_token_ids), completion.cached_tokens, completion.kept_tokens)
     return {**counted, "output_tokens": len(completion.token_ids)}

@@ -15,11 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from sametoken import __version__
-from sametoken.engine.engine import EngineLoad
+from sametoken.engine.engine import Engine, EngineLoad
+from sametoken.engine.report import StepReport
 from sametoken.engine.request import Request
+from sametoken.server.errors import QUEUE_FULL
 from sametoken.server.metric_table import METRICS, MetricSpec, Reading
 from sametoken.server.tally import Snapshot, Tally, Totals
 
+QUEUE_LIMIT = "max_num_queued_reqs"  # vLLM's word for `max_queue`
 PREFIX, VLLM = "sametoken_", "vllm:"
 ENGINE = {"engine": "0"}  # vLLM numbers its engines; there is one here
 FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
@@ -51,6 +54,7 @@ class Metrics(Collector):
             spec.name: Counter() for spec in METRICS if spec.labels and spec.read is None
         }
         self._counts["info"][model, __version__] = 1
+        self._counts["admission_rejections"][QUEUE_LIMIT,] = 0
         self._gap, self._pause = (
             self._tallies[name] for name in ("inter_token_latency_seconds", "inter_output_latency_seconds")
         )
@@ -61,6 +65,23 @@ class Metrics(Collector):
     def watch(self, watched: Watched) -> None:
         """Asks this whenever Prometheus looks."""
         self._watched = watched
+
+    def watch_engine(self, engine: Engine, longest: int) -> None:
+        """Counts the steps of an engine, whose sequences have at most `longest` tokens.
+
+        Steps are counted on the engine's own thread, which alone adds to their histogram.
+        """
+        blocks = engine.scheduler.blocks
+        tokens = (blocks.pages - 1) * blocks.page_size
+        facts = (blocks.page_size, blocks.pages - 1, tokens, f"{tokens / longest:.2f}", blocks.reuse)
+        self._counts["cache_config_info"][tuple(map(str, facts))] = 1
+        engine.reports.append(self._saw_step)
+
+    def _saw_step(self, report: StepReport) -> None:
+        read = sum(len(piece.tokens) for piece in report.plan.prefill)
+        tokens = read + sum(len(emission.token_ids) for emission in report.emissions)
+        if tokens:
+            self._add("iteration_tokens_total", tokens)
 
     def saw_emission(self, seconds: float, tokens: int) -> None:
         """A sequence emitted tokens so long after its emission before."""
@@ -82,6 +103,7 @@ class Metrics(Collector):
             self._counts["request_success"][request.finish_reason or "abort",] += 1
             self._add("request_prompt_tokens", len(request.prompt_ids))
             self._add("request_generation_tokens", tokens)
+            self._add("request_num_preemptions", request.preemptions)
             if request.params.max_tokens is not None:
                 self._add("request_params_max_tokens", request.params.max_tokens)
             self._times(request, tokens)
@@ -113,6 +135,7 @@ class Metrics(Collector):
     def saw_error(self, status: int, code: str | None) -> None:
         """A request was answered with an error."""
         self._counts["request_errors"][str(status), code or ""] += 1
+        self._counts["admission_rejections"][QUEUE_LIMIT,] += code == QUEUE_FULL
 
     def text(self) -> bytes:
         """All of it, in Prometheus' text format."""

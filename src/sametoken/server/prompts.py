@@ -50,6 +50,7 @@ class Prompts:
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
         self._llm, self._tokenizer = llm, llm.tokenizer
         self.defaults = {**llm.default_sampling, **(config.default_sampling or {})}
+        self._trusts = config.trust_request_chat_template
         self._template_options = config.default_template_options or {}
         self._style = find_style(config.reasoning_parser, self._tokenizer.chat_templates)
         self._marks = find_marks(self._tokenizer.token_id)
@@ -114,6 +115,9 @@ class Prompts:
             field: what the client calls it. `whole`: whether all of it must fit the context.
         """
         options = {**self._template_options, **talk.options}
+        if "chat_template" in options and not self._trusts:
+            words = "chat_template: this server renders its own templates alone; start it with "
+            raise ApiError(400, words + "--trust-request-chat-template, or leave it out", param="chat_template")
         if talk.tools.offered:
             if not self._tokenizer.renders_tools:
                 words = "tools: the chat template of this model has no place for them; expected a request without"

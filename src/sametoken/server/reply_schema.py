@@ -200,7 +200,7 @@ class MessageToolUse(TypedDict):
 
 
 class MessagesUsage(TypedDict):
-    """Tokens of the prompt that came from the cache are not among `input_tokens`."""
+    """Tokens of the prompt that came from the cache, or are kept there, are not among `input_tokens`."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -265,12 +265,15 @@ class EmbeddingsReply(TypedDict):
 
 
 class ModelReply(TypedDict):
-    """A name of the model; `created` is when the server started, in Unix seconds."""
+    """A name of the model; `created` is when the server started, in Unix seconds, `root` what the server was given as
+    the model, and `parent` nothing: there are no adapters."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: None
     max_model_len: int
 
 

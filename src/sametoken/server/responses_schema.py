@@ -19,15 +19,14 @@ from sametoken.server.chat_schema import (
     TemplateOptions,
     effort_options,
 )
-from sametoken.server.fields import NO_LIMIT, Alternatives, Body, Limit, Off, Spoken
-from sametoken.server.inert import InertOfItem
+from sametoken.server.fields import NO_LIMIT, Alternatives, Body, History, Limit, Off, Spoken
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
 LOGPROBS = "message.output_text.logprobs"
 
 
-class InputMessage(InertOfItem):
+class InputMessage(History):
     """One turn of the conversation; what an earlier response returned may be sent back as it came."""
 
     type: Literal["message"] = "message"
@@ -41,7 +40,7 @@ class InputMessage(InertOfItem):
         return Turn(self.role, self.content)
 
 
-class ReasoningPiece(Body):
+class ReasoningPiece(History):
     """A piece of thinking."""
 
     type: Literal["reasoning_text", "summary_text"]
@@ -50,7 +49,7 @@ class ReasoningPiece(Body):
     """text of the reasoning."""
 
 
-class InputReasoning(InertOfItem):
+class InputReasoning(History):
     """What an earlier response thought before it spoke, for templates that have a place for it."""
 
     type: Literal["reasoning"]
@@ -64,7 +63,7 @@ class InputReasoning(InertOfItem):
         return Turn("assistant", thought="\n".join(piece.text for piece in self.content or self.summary or ()))
 
 
-class InputCall(InertOfItem):
+class InputCall(History):
     """A call that an earlier response made."""
 
     type: Literal["function_call"]
@@ -80,7 +79,7 @@ class InputCall(InertOfItem):
         return Turn("assistant", calls=[Call(self.call_id, self.name, self.arguments)])
 
 
-class InputOutput(InertOfItem):
+class InputOutput(History):
     """What a call returned."""
 
     type: Literal["function_call_output"]

@@ -133,7 +133,10 @@ class ResponsesWords:
         counted = total_usage([completion], self._reader.counted(self._tokenizer, completion.token_ids).reasoning)
         response["usage"] = {
             "input_tokens": counted["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": completion.cached_tokens,
+                "cache_write_tokens": completion.kept_tokens,
+            },
             "output_tokens": counted["completion_tokens"],
             "output_tokens_details": counted["completion_tokens_details"],
             "total_tokens": counted["total_tokens"],

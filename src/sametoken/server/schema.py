@@ -211,18 +211,16 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     def _ask(self) -> Self:
         """Makes the request."""
         talk, forms = self.talk, self.forms
-        form, required = next(iter(forms.values()), None), talk is not None and talk.tools.required
+        required = talk is not None and talk.tools.required
+        form = None if required else next(iter(forms.values()), None)  # a reply that must be a call has the tool's own
         if self.stream_options is not None and not self.stream:
             raise RequestError("only for stream: true", field="stream_options", advice="leave it out or stream")
         if len(forms) > 1:
             first, *others = forms
             words = f"says the same thing as {' and '.join(others)}"
             raise RequestError(words, field=first, advice="leave all but one of them out")
-        if required and form is not None:
-            words = "a reply that must be a call has a grammar already"
-            raise RequestError(words, field=next(iter(forms)), advice="leave it out")
         fields = {name: name for name in type(self).model_fields} | self.renamed
-        fields["structured_outputs"] = next(iter(forms), "tools" if required else "structured_outputs")
+        fields["structured_outputs"] = "tools" if required else next(iter(forms), "structured_outputs")
         values = sampling_values(self, structured_outputs=form, **self.own)
         least, most = values.get("min_tokens", 0), values["max_tokens"]
         if most is not None and least > most:

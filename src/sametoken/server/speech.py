@@ -84,11 +84,15 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 class Message:
-    """A message of /v1/chat/completions, from its pieces; also what each of them adds to a stream."""
+    """A message of /v1/chat/completions, from its pieces; also what each of them adds to a stream.
 
-    def __init__(self) -> None:
+    Args:
+        begun: text that it begins with.
+    """
+
+    def __init__(self, begun: str = "") -> None:
         self.calls: list[dict[str, Any]] = []
-        self._texts = {REASONING: "", CONTENT: ""}
+        self._texts = {REASONING: "", CONTENT: begun}
 
     def add(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The delta that these pieces are."""

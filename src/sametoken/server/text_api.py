@@ -27,7 +27,7 @@ from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import aside
-from sametoken.server.words import ReplyHead, Source, Words
+from sametoken.server.words import ReplyHead, Source, Usual, Words
 
 LOG = logging.getLogger("sametoken.server")
 
@@ -37,7 +37,7 @@ class ApiFormat(NamedTuple):
 
     Attributes:
         name, purpose: of the endpoint, for the OpenAPI document.
-        body: what a request has. `prefix`: of the ids of replies.
+        body: what a request has. `prefix`: of the ids of replies, to the sign before their number.
         words: word the reply.
         anthropic: errors have Anthropic's envelope.
         marked: whether a stream ends with OpenAI's mark.
@@ -52,18 +52,23 @@ class ApiFormat(NamedTuple):
     marked: bool = True
 
 
-COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl", CompletionWords)
-CHAT = ApiFormat("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl", ChatWords)
+COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl-", CompletionWords)
+CHAT = ApiFormat("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl-", ChatWords)
 RESPONSES = ApiFormat(
-    "responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp", ResponsesWords
+    "responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp_", ResponsesWords
 )
 MESSAGES = ApiFormat(
-    "messages", "Continue a conversation, in Anthropic's form.", MessagesRequest, "msg", MessagesWords, anthropic=True
+    "messages", "Continue a conversation, in Anthropic's form.", MessagesRequest, "msg_", MessagesWords, anthropic=True
 )
 
 
 class TextApi(Api):
     """What continues a prompt or a conversation."""
+
+    @property
+    def _usual(self) -> Usual:
+        config = self._worker.config
+        return Usual(config.enable_force_include_usage, config.return_tokens_as_token_ids)
 
     def endpoint(self, api: ApiFormat) -> Callable[[Request], Awaitable[Response]]:
         """What answers every request of an API: body, place, prompt and parameters, engine, words."""
@@ -83,7 +88,8 @@ class TextApi(Api):
                 said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
                 LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
             try:
-                head = ReplyHead(f"{api.prefix}-{asked.id or secrets.token_hex(12)}", int(time.time()), self._names[0])
+                id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
+                head = ReplyHead(id_, int(time.time()), self._names[0], self._usual)
                 words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
             except BaseException:
                 job.close()  # or its sequences would keep their places for ever

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request
-from sametoken.server.replies import Spells, usage
+from sametoken.server.replies import Numbered, Spells, usage
 from sametoken.server.schema import Generation
 from sametoken.server.speech import ReplyReader
 
@@ -38,17 +38,38 @@ class Words(Protocol):
         ...
 
 
+class Usual(NamedTuple):
+    """What replies have whose requests do not say otherwise.
+
+    Attributes:
+        always_usage: every chunk has usage, also where the request does say otherwise.
+        numbers: tokens are told by number.
+    """
+
+    always_usage: bool = False
+    numbers: bool = False
+
+    def spelling(self, tokenizer: Spells, asked: bool | None) -> Spells:
+        """What spells the tokens of log-probabilities; `asked` is what the request says."""
+        return Numbered(tokenizer) if (self.numbers if asked is None else asked) else tokenizer
+
+
+USUAL = Usual()
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
     """What every object of a reply begins with.
 
     Attributes:
         id: of the reply. `created`: Unix seconds. `model`: the served name.
+        usual: what the server adds to replies.
     """
 
     id: str
     created: int
     model: str
+    usual: Usual = USUAL
 
     def of(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -72,13 +93,16 @@ class Progress:
     """How far the choices of a stream have come, and the usage that its events tell.
 
     Args:
-        body: of the request, which asks for usage or does not. `requests`: as in `Source`.
+        body: of the request, which asks for usage or does not. `source`: of its reply.
+
+    Attributes:
+        at_end: whether a last event has the usage of all. `always`: whether every event has that of its choice.
     """
 
-    def __init__(self, body: Generation, requests: Sequence[Request]) -> None:
-        asked = body.counted
-        self.at_end = bool(asked.include_usage)
-        self._always = self.at_end and bool(asked.continuous_usage_stats)
+    def __init__(self, body: Generation, source: Source) -> None:
+        asked, requests = body.counted, source.requests
+        self.at_end = bool(asked.include_usage) or source.head.usual.always_usage
+        self.always = self.at_end and (bool(asked.continuous_usage_stats) or source.head.usual.always_usage)
         self._prompts = [len(request.prompt_ids) for request in requests]
         self._silent = {"usage": None} if self.at_end else {}
         self.tokens: dict[int, int] = {}  # generated so far, by place of the choice
@@ -86,11 +110,11 @@ class Progress:
     def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
         """Adds the tokens of an event, and puts usage into it where that is asked for."""
         self.tokens[place] = self.tokens.get(place, 0) + tokens
-        event |= self.usage(place) if self._always else self._silent
+        event |= self.usage(place)
 
     def usage(self, place: int) -> dict[str, Any]:
         """The usage of one choice so far, as vLLM has it in every chunk, or OpenAI's null where only the end has it."""
-        if not self._always:
+        if not self.always:
             return self._silent
         return {"usage": usage(self._prompts[place], self.tokens.get(place, 0))}
 

@@ -17,7 +17,7 @@ from sametoken.engine.llm import LLM
 from sametoken.engine.request import Request
 from sametoken.engine.stats import SpeculationStats
 from sametoken.options.server import ServerConfig
-from sametoken.server.errors import ApiError, stopping
+from sametoken.server.errors import QUEUE_FULL, ApiError, stopping
 from sametoken.server.exchange import CURRENT
 from sametoken.server.metrics import Metrics
 from sametoken.server.tally import Totals
@@ -44,6 +44,7 @@ class Worker:
         self._seconds = 1.0  # of a request, on average
         self.longest = 0  # tokens of a request that ended, prompt and output
         metrics.watch(self)
+        metrics.watch_engine(engine.llm.engine, engine.llm.max_seq_len)
 
     @property
     def llm(self) -> LLM:
@@ -83,7 +84,7 @@ class Worker:
                 f"{present} sequences are being served or waiting, {sequences} more would exceed {self.capacity}; "
                 "try again later",
                 "rate_limit_error",
-                code="queue_full",
+                code=QUEUE_FULL,
                 headers={"Retry-After": str(min(max(1, seconds), 60))},
             )
 

@@ -109,14 +109,21 @@ def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[
     return tokens.masked_fill(none, PADDING).view(found), scores.view(found)
 
 
-def token_logprobs(logits: Tensor, tokens: Tensor, top: int) -> TokenLogprobs:
-    """Log-probabilities of `tokens` [R] and of the `top` best under `logits` [R, V]."""
+def token_logprobs(logits: Tensor, tokens: Tensor, top: int, listed: Tensor | None = None) -> TokenLogprobs:
+    """Log-probabilities of `tokens` [R] and of the `top` best under `logits` [R, V].
+
+    Args:
+        listed: [K] ids of the tokens to report in the place of the best.
+    """
     gap = gaps(logits.to(torch.float32))
     ids = torch.arange(gap.shape[-1], device=gap.device)
     total = log_mass(mass(gap))
     own = gap.gather(1, tokens.unsqueeze(1))
     ahead = (gap < own) | ((gap == own) & (ids < tokens.unsqueeze(1)))
-    values, best = smallest(gap, ids, top)
+    if listed is None:
+        values, best = smallest(gap, ids, top)
+    else:
+        values, best = gap[:, listed], listed.expand(len(gap), -1)
     return TokenLogprobs((-own - total).squeeze(1), ahead.sum(-1) + 1, -values - total, best)
 
 
