@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import load_tokenizer
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.device import Proposer, proposers
 from sametoken.drafters.tree import chain_of
 from sametoken.embedded import TARGET
@@ -104,7 +104,7 @@ class Replay(Drafter):
         self._ahead = torch.arange(1, depth + 1, device=device)
         self.lengths: dict[int, int] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         self.lengths[row] = len(cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import Guess, chain, padded
 from sametoken.speculation.draft import PADDING, Draft, chain_parents
 
@@ -31,7 +31,7 @@ class Adversary(Drafter):
         self.guess, self.nodes = guess, nodes
         self.texts: dict[int, list[int]] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         assert row not in self.texts, "a row was admitted twice"
         self.texts[row] = list(cached)
 

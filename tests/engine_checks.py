@@ -96,7 +96,8 @@ def make_llm(target: str, draft: str | None = None, *, cache: dict[str, Any] | N
 
     Its steps are the host's own, whatever the device: `test_captured` and `test_cuda` ask for the others.
     """
-    known = {"max_draft_len": DEPTH, "tree_top_k": 1, "method": None, "max_total_draft_tokens": None}
+    unasked = None if draft else "none"
+    known = {"max_draft_len": DEPTH, "tree_top_k": 1, "method": unasked, "max_total_draft_tokens": None}
     known |= {"adaptive": False, "draft_tensor_parallel_size": 1}
     speculative = {key: options.pop(key, value) for key, value in known.items()}
     settings = {

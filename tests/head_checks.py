@@ -157,7 +157,7 @@ def given(head: EagleHead | MedusaHeads) -> Iterator[None]:
 def llm_with(target: str, head: EagleHead | MedusaHeads, **options: Any) -> LLM:
     """A small engine whose draft is a head."""
     with given(head):
-        return make_llm(target, **options)
+        return make_llm(target, **{"method": None, **options})
 
 
 def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:

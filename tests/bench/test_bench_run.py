@@ -312,7 +312,6 @@ USAGE = [
     (["--category", "chatt"], "did you mean 'chat'?"),
     (["--out", "/dev/null/x"], "--out /dev/null/x"),
     (["--prompt-len", "100", "--output-len", "100", "--method", "ngram"], "lower --prompt-len or --output-len"),
-    ([], "give --draft PATH"),
 ]
 
 

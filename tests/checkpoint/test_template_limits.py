@@ -62,7 +62,7 @@ def test_a_costly_template_ends_with_one_sentence(name: str) -> None:
     begin, before = time.monotonic(), resident()
     with pytest.raises(RequestError, match=r"the chat template .*this conversation") as told:
         render({"default": COSTLY[name]}, SAID, {})
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     assert resident() - before < 200
     assert "\n" not in str(told.value)
     assert render({"default": "{{ messages[0].content }}"}, SAID, {}) == "hello"

@@ -317,7 +317,7 @@ USAGE = [
     (["verify", "MODEL", "--temperatures", "0,,1"], "--temperatures '0,,1'"),
     (["verify", "MODEL", "--temperatures", "0,inf"], "--temperatures '0,inf'"),
     (["verify", "MODEL", "--num-prompts", "0"], "--num-prompts 0"),
-    (["demo", "MODEL"], "give --draft PATH"),
+    (["demo", "MODEL", "--method", "none"], "give --draft PATH"),
     (["demo", "MODEL", "--draft", "MODEL", "--repeat", "0"], "--repeat 0"),
 ]
 

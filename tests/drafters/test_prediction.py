@@ -9,6 +9,7 @@ import torch
 
 from drafter_checks import check_draft
 from sametoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
+from sametoken.drafters.base import RowOrigin
 from sametoken.drafters.prediction import PredictionDrafter, index_prediction
 from sametoken.drafters.suffix import SuffixAutomaton
 from sametoken.speculation.structure import StructuredOutputs
@@ -28,8 +29,7 @@ def complete(llm: LLM, prediction: str | None, **params: object) -> Completion:
 
 def drafts(drafter: PredictionDrafter, known: SuffixAutomaton, prompt: list[int], output: list[int]) -> list[list[int]]:
     """What is guessed after each token of an output."""
-    drafter.admit(0, [])
-    drafter.expect(0, known)
+    drafter.admit(0, [], origin=RowOrigin(prediction=known))
     drafter.observe([0], [prompt], None)
     found = []
     for token in output:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import sametoken.drafters.suffix as suffix
 from drafter_checks import check_draft, mixed_text, tree_paths, work_of_steps
 from sametoken.drafters.automaton import MAX_FOLLOWERS, SuffixAutomaton
-from sametoken.drafters.suffix import OutputCache, SuffixDrafter
+from sametoken.drafters.base import RowOrigin
+from sametoken.drafters.suffix import OutputStore, SuffixDrafter
 from sametoken.errors import ConfigError
 
 Tokens = list[int]
@@ -234,31 +235,62 @@ def test_empty_batch_and_empty_rows() -> None:
     check_draft(drafter.propose([0], [1], [4], None), [1], [4], 4)
 
 
-def known(cache: OutputCache) -> set[int]:
-    """Which of the one-token texts 0 .. 99 the cache remembers."""
-    return {token for token in range(100) for past in cache.generations if past.match([token]).length}
+def known(store: OutputStore, owner: str = "") -> set[int]:
+    """Which of the one-token texts 0 .. 99 the store remembers of an owner."""
+    return {token for token in range(100) for past in store.of(owner) if past.match([token]).length}
 
 
 def test_the_cache_forgets_the_older_half() -> None:
-    cache = OutputCache(4, max_requests=6, max_tokens=1_000)
+    cache = OutputStore(4, max_requests=6, max_tokens=1_000)
     for token in range(20):
-        cache.add([token])
+        cache.add("", [token])
         newest = set(range(max(0, token - 2), token + 1))
         assert newest <= known(cache)
         assert len(known(cache)) <= 6
-    by_tokens = OutputCache(4, max_requests=1_000, max_tokens=20)
+    by_tokens = OutputStore(4, max_requests=1_000, max_tokens=20)
     for first in range(0, 90, 3):
-        by_tokens.add([first, first + 1, first + 2])
+        by_tokens.add("", [first, first + 1, first + 2])
         assert len(known(by_tokens)) <= 20
-    by_tokens.add(list(range(50)))
+    by_tokens.add("", list(range(50)))
     assert set(range(40, 50)) <= known(by_tokens)
     assert len(known(by_tokens)) <= 20
 
 
 def test_a_cache_of_zero_requests_remembers_none() -> None:
-    cache = OutputCache(4, max_requests=0, max_tokens=1_000)
-    cache.add([1, 2, 3])
-    assert len(cache.generations) == 0
+    cache = OutputStore(4, max_requests=0, max_tokens=1_000)
+    cache.add("", [1, 2, 3])
+    assert not cache.of("")
+    assert cache.tokens == 0
+
+
+def test_owners_learn_nothing_of_each_other() -> None:
+    store = OutputStore(4, max_requests=100, max_tokens=1_000)
+    store.add("a", [1, 2, 3])
+    store.add("b", [4, 5])
+    assert known(store, "a") == {1, 2, 3}
+    assert known(store, "b") == {4, 5}
+    assert known(store) == known(store, "c") == set()
+    drafter = SuffixDrafter(budget=4)
+    for owner, first in (("a", 10), ("b", 20), ("", 30)):
+        drafter.admit(0, [], origin=RowOrigin(owner))
+        drafter.propose([0], [first], [4], None)
+        drafter.observe([0], [range(first, first + 8)], None)
+        drafter.release(0)
+    for owner, first in (("a", 10), ("b", 20), ("", 30)):
+        drafter.admit(0, [], origin=RowOrigin(owner))
+        for other in (10, 20, 30):
+            guesses = [[other, other + 1]] if other == first else [[other]]
+            assert drafter.propose([0], [other], [4], None).tokens.tolist() == guesses
+        drafter.release(0)
+
+
+def test_all_owners_together_are_bounded() -> None:
+    store = OutputStore(4, max_requests=1_000, max_tokens=20)
+    for number in range(30):
+        store.add(f"owner {number}", [number, number + 1, number + 2])
+        assert store.tokens <= 20
+        assert known(store, f"owner {number}") == {number, number + 1, number + 2}
+    assert not known(store, "owner 0")
 
 
 def test_the_drafter_bounds_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:

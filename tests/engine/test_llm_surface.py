@@ -91,7 +91,7 @@ def test_which_forwards_an_acceptance_length_counts(pair: Pair) -> None:
     assert said["acceptance_length"] == 12 / said["target_forwards"]
     drafts = sum(said["drafted_by"].values())
     assert said["tokens_per_draft"] == 1 + said["accepted"] / drafts > said["acceptance_length"]
-    with LLM(pair.target) as llm:
+    with LLM(pair.target, speculative={"method": "none"}) as llm:
         (plain,) = llm.generate("one two", asked)
     assert (plain.speculation.acceptance_length, plain.speculation.tokens_per_draft) == (1, 0)
 

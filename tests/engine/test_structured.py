@@ -97,7 +97,7 @@ def test_greedy_takes_the_best_of_what_a_regex_allows(llm: LLM) -> None:
 
 
 def test_forced_tokens_are_drafted_without_any_draft_model_and_are_always_right(tiny_pair: Pair, llm: LLM) -> None:
-    bare = LLM(tiny_pair.target, speculative={"max_draft_len": 6, "adaptive": False})
+    bare = LLM(tiny_pair.target, speculative={"method": "none", "max_draft_len": 6, "adaptive": False})
     done = complete(bare, {"json": {"const": {"a long key": [1, 2, 3]}}}, temperature=1.0)
     stats = done.speculation
     assert json.loads(done.text) == {"a long key": [1, 2, 3]}

@@ -21,7 +21,7 @@ from drafter_checks import check_draft, tree_paths
 from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pair, watch
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
 from sametoken import LLM, SamplingParams
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import Guess, chain, padded
 from sametoken.engine.scheduler import Plan
 from sametoken.heads.eagle.drafter import EagleDrafter
@@ -86,7 +86,7 @@ class Recorder(Drafter):
         self.texts: dict[int, list[int]] = {}
         self.seen: list[Seen] = []
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         self.texts[row] = list(cached)
         self._drafter.admit(row, cached, draft_cached)
 

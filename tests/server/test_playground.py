@@ -55,5 +55,11 @@ def test_no_other_file_is_served(locked: Running, path: str) -> None:
 
 def test_the_server_says_what_requests_may_choose(locked: Running) -> None:
     offers = locked.get("/server_info", headers={"Authorization": "Bearer secret"}).json()["offers"]
-    expected = {"method": "none", "methods": ["ngram", "suffix"], "max_draft_len": 4, "max_seq_len": 128, "chat": True}
+    expected = {
+        "method": "suffix",
+        "methods": ["ngram", "suffix"],
+        "max_draft_len": 4,
+        "max_seq_len": 128,
+        "chat": True,
+    }
     assert offers == expected

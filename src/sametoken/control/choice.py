@@ -33,7 +33,7 @@ class DecodingRow(NamedTuple):
         adaptive: whether its length is chosen; otherwise it is `limit`.
         context: tokens before the pending one.
         backlog: tokens that its draft model has yet to read.
-        room: tokens that it may still emit.
+        room: tokens that it will still emit, as far as is known.
     """
 
     id: int
@@ -42,7 +42,7 @@ class DecodingRow(NamedTuple):
     adaptive: bool
     context: int
     backlog: int
-    room: int
+    room: float
 
 
 class RequestedDraft(NamedTuple):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean, median, mode
 
-from sametoken.control.acceptance import MEMORY, Acceptance, Gate, Overlap
+from sametoken.control.acceptance import MEMORY, PRIOR, Acceptance, Gate, Overlap
 from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
@@ -21,6 +21,7 @@ from sametoken.control.trials import SHARE, Drafts, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
+ANSWER = 256.0  # tokens of an answer before any was seen
 
 
 @dataclass
@@ -100,6 +101,15 @@ class Policy:
         self._needed = 0.0
         self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
         self.expected_cost = 0.0
+        self._answer = ANSWER
+
+    def saw_answer(self, tokens: int) -> None:
+        """A request ended after so many tokens of output."""
+        self._answer += (tokens - self._answer) / PRIOR
+
+    def left(self, room: int) -> float:
+        """Tokens that a request which may emit `room` more will emit: as many as an answer has on average."""
+        return min(room, self._answer)
 
     def bound(self, rows: int) -> int:
         """Longest path in a batch of so many decoding rows."""

@@ -38,7 +38,7 @@ class Trials:
         self, now: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
     ) -> list[TrialStep]:
         """What to try, one after the other, in steps from step `now` on."""
-        kinds, found = self._kinds(batch, planned), []
+        kinds, found = self._kinds(now, batch, planned), []
         for kind, changed in kinds.items():
             count, when = self._next.get(kind, (0, PRIOR))
             if now >= when:
@@ -55,7 +55,7 @@ class Trials:
         """It is made in this step."""
         self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
 
-    def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
+    def _kinds(self, now: int, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
         """By kind the drafts of a trial, by place of a row."""
         on, off = ([i for i in batch.free if (planned[i].limit > 0) == drafts] for drafts in (True, False))
         most = {i: min(2 * planned[i].limit, batch.rows[i].limit, batch.longest) for i in on}
@@ -64,12 +64,16 @@ class Trials:
             "longer": {i: planned[i]._replace(limit=most[i]) for i in on},
             "shorter": {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on},
             "others": {i: _asks_all(planned[i], batch.rows[i].methods, batch.runs_model) for i in on},
-            "guess": self._guesses(batch, off),
+            "guess": self._guesses(now, batch, off),
         }
         return {kind: changed for kind, changed in kinds.items() if any(changed[i] != planned[i] for i in changed)}
 
-    def _guesses(self, batch: StepBatch, off: Sequence[int]) -> Drafts:
-        """One guess for some of the rows that draft nothing, in turn."""
+    def _guesses(self, now: int, batch: StepBatch, off: Sequence[int]) -> Drafts:
+        """One guess for some of the rows that draft nothing, in turn.
+
+        What they read first may take as much as trials may lose of the time of all steps so far, or half a step.
+        """
+        affordable = batch.plain * max(0.5, SHARE * now)
         count, guesses, debts = self._next.get("guess", (0, 0.0))[0], Drafts(), 0.0
         some = min(len(off), int(PRIOR))
         for place in range(count * some, (count + 1) * some):
@@ -77,7 +81,7 @@ class Trials:
             methods = batch.rows[i].methods
             method = methods[place // len(off) % len(methods)]
             debts += batch.debt(method, i)
-            if guesses and debts > batch.plain / 2:  # they have much to read first
+            if debts > affordable:
                 break
             guesses[i] = RequestedDraft(1, (method,))
         return guesses

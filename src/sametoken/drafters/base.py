@@ -6,7 +6,7 @@ It can only cost time, never change a token: the target's draws do not depend on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -17,6 +17,21 @@ from sametoken.speculation.sampling import Sampling
 
 if TYPE_CHECKING:
     from sametoken.drafters.device import Proposer
+
+
+class RowOrigin(NamedTuple):
+    """A request as drafters see it.
+
+    Attributes:
+        owner: whose texts may make guesses for it: requests with different owners learn nothing of each other.
+        prediction: the output that the caller expects, None where it expects nothing.
+    """
+
+    owner: str = ""
+    prediction: SuffixAutomaton | None = None
+
+
+ANYONE = RowOrigin()
 
 
 class Drafter(Protocol):
@@ -43,16 +58,13 @@ class Drafter(Protocol):
     worth: Worth | None = None
     ended: EndedChains | None = None
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
 
         Args:
             draft_cached: of how many of the first of them those pages hold this drafter's keys and values.
+            origin: the request of the sequence.
         """
-
-    def expect(self, row: int, known: SuffixAutomaton) -> None:
-        """The caller of this row predicts its output; called after `admit` for rows that have a prediction."""
-        return
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         """Observes what was committed, in order: a prompt chunk, or the accepted path from the pending token on.
@@ -100,6 +112,11 @@ class Drafter(Protocol):
     def catch_up(self, rows: Sequence[int]) -> None:
         """These rows will probably be drafted soon: what is long to read may be read now."""
         return
+
+    @property
+    def remembered(self) -> int:
+        """Bytes that outputs of ended requests take, about."""
+        return 0
 
     def captured(self) -> Proposer | None:
         """How it guesses inside a captured step, None where it can only guess on the host."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import chain, padded
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
@@ -26,7 +26,7 @@ class ForcedDrafter(Drafter):
     def __init__(self, max_draft_len: int) -> None:
         self.nodes = max_draft_len
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         """Nothing to remember: the state is the grammar's."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:

@@ -5,11 +5,12 @@ Knows token ids only; the work of a step does not depend on how long the row's c
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import chain, padded
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
@@ -18,6 +19,7 @@ from sametoken.speculation.draft import Draft
 Text = list[int]
 Place = tuple[Text, int]  # a text and the index of the token that follows the n-gram
 
+MAX_PUBLIC_POOLS = 8  # owners whose texts are kept
 MAX_POOL_NGRAMS = 2**20  # a pool's memory: 100 to 250 bytes each, so a context of 32k tokens takes 10 to 25 MB
 
 
@@ -85,8 +87,7 @@ class NgramDrafter(Drafter):
         max_matching_ngram_size: longest n-gram looked up (vLLM: prompt_lookup_max).
         min_matching_ngram_size: shortest n-gram looked up (vLLM: prompt_lookup_min).
         is_use_oldest: copy from the oldest occurrence instead of the most recent.
-        is_public_pool: one pool for the texts of all rows, released rows included, instead of one per row. The time
-            a request takes then depends on what others wrote: not for tenants who must not learn of each other.
+        is_public_pool: one pool for the texts of all rows of an owner, released rows included, instead of one per row.
 
     Raises:
         ConfigError: a size is out of range.
@@ -111,11 +112,12 @@ class NgramDrafter(Drafter):
         self.nodes = max_draft_len
         self._sizes = range(max_matching_ngram_size, min_matching_ngram_size - 1, -1)
         self._is_use_oldest = is_use_oldest
-        self._public = self._pool() if is_public_pool else None
+        self._is_public_pool = is_public_pool
+        self._public: OrderedDict[str, NgramPool] = OrderedDict()  # by owner, the one used last at the end
         self._rows: dict[int, tuple[Text, NgramPool]] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
-        self._rows[row] = ([], self._pool() if self._public is None else self._public)
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
+        self._rows[row] = [], self._public_pool(origin.owner) if self._is_public_pool else self._pool()
         self._extend(row, cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
@@ -139,6 +141,13 @@ class NgramDrafter(Drafter):
 
     def slots(self, limit: int) -> int:
         return min(limit, self.nodes)
+
+    def _public_pool(self, owner: str) -> NgramPool:
+        pool = self._public.setdefault(owner, self._pool())
+        self._public.move_to_end(owner)
+        if len(self._public) > MAX_PUBLIC_POOLS:
+            self._public.popitem(last=False)
+        return pool
 
     def _pool(self) -> NgramPool:
         return NgramPool(self._sizes, self._is_use_oldest, MAX_POOL_NGRAMS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sametoken.drafters.automaton import NO_MATCH, Match, SuffixAutomaton
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import Guess, padded
 from sametoken.drafters.suffix import Bounds, grow
 from sametoken.options.speculation import SpeculativeConfig
@@ -52,13 +52,11 @@ class PredictionDrafter(Drafter):
         self.nodes = max_draft_len
         self._rows: dict[int, _PredictedRow] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
-        """Start `row` anew, without a prediction so far; what lies in reused pages is prompt."""
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
+        """Start `row` anew; what lies in reused pages is prompt."""
         self._rows.pop(row, None)
-
-    def expect(self, row: int, known: SuffixAutomaton) -> None:
-        """What the caller of the row predicts; called right after `admit`."""
-        self._rows[row] = _PredictedRow(known, deque(maxlen=MAX_CONTEXT))
+        if origin.prediction is not None:
+            self._rows[row] = _PredictedRow(origin.prediction, deque(maxlen=MAX_CONTEXT))
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         for row, committed in zip(rows, tokens, strict=True):

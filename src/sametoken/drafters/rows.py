@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
@@ -79,7 +79,7 @@ class GrowingDrafter(Drafter):
         self._rows: dict[int, Row] = {}
         self._device = guesser.cache.keys.device
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         assert not self.taps or draft_cached == len(cached), (
             "features of reused tokens are gone, so their slots must be there"
         )

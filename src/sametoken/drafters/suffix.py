@@ -5,7 +5,7 @@ Knows token ids only; the work of a step does not depend on how long the row's c
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -15,13 +15,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import Guess, padded
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.draft import Draft
 
-MAX_CACHED_TOKENS = 2**18  # what bounds the memory of the outputs remembered: about 400 bytes each, 100 MB
+BYTES_PER_TOKEN = 400  # of an output remembered, about
+MAX_CACHED_TOKENS = 2**18  # of all outputs remembered, about 100 MB
 
 
 class Bounds(NamedTuple):
@@ -59,34 +60,68 @@ def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Gues
     return Guess(tokens, parents), score
 
 
-class OutputCache:
-    """The outputs of earlier requests, in two generations of half the cap each: a third one replaces the oldest.
+@dataclass
+class _Generation:
+    """Outputs of one owner that are forgotten together."""
+
+    index: SuffixAutomaton
+    requests: int = 0
+    tokens: int = 0
+
+
+class OutputStore:
+    """The outputs of earlier requests, each owner's in generations of half the caps: a third one replaces the first.
 
     An automaton cannot forget one of its texts, and building it anew would stall every row of the batch.
+
+    Args:
+        max_tree_depth: see `SuffixDrafter`.
+        max_requests, max_tokens: of an owner, and the latter also of all owners together.
     """
 
     def __init__(self, max_tree_depth: int, max_requests: int, max_tokens: int) -> None:
-        self.generations: deque[SuffixAutomaton] = deque(maxlen=2)
-        self._max_tree_depth = max_tree_depth
-        self._generation_requests = max_requests // 2
-        self._generation_tokens = max_tokens // 2
-        self._requests = self._generation_requests  # as if full: the first output opens the first generation
-        self._tokens = self._generation_tokens
+        self._max_tree_depth, self._most_requests, self._most_tokens = (
+            max_tree_depth,
+            max_requests // 2,
+            max_tokens // 2,
+        )
+        self._owners: OrderedDict[str, list[_Generation]] = OrderedDict()  # the one that wrote last at the end
 
-    def add(self, output: Sequence[int]) -> None:
-        """Remember `output`, of a very long one the last `max_tokens // 2` tokens."""
-        kept = output[-self._generation_tokens :]
-        if not kept or self._generation_requests == 0:
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that are remembered."""
+        return sum(each.tokens for generations in self._owners.values() for each in generations)
+
+    def of(self, owner: str) -> list[SuffixAutomaton]:
+        """The outputs of an owner's requests, the older ones first."""
+        return [each.index for each in self._owners.get(owner, ())]
+
+    def add(self, owner: str, output: Sequence[int]) -> None:
+        """Remember `output`, of a very long one the last tokens."""
+        kept = output[-self._most_tokens :]
+        if not kept or self._most_requests == 0:
             return
-        if self._requests == self._generation_requests or self._tokens + len(kept) > self._generation_tokens:
-            self.generations.append(SuffixAutomaton(self._max_tree_depth))
-            self._requests = self._tokens = 0
-        young = self.generations[-1]
-        young.begin()
+        generations = self._owners.setdefault(owner, [])
+        self._owners.move_to_end(owner)
+        young = generations[-1] if generations else None
+        if young is None or young.requests == self._most_requests or young.tokens + len(kept) > self._most_tokens:
+            young = _Generation(SuffixAutomaton(self._max_tree_depth))
+            generations.append(young)
+            del generations[:-2]
+        young.index.begin()
         for token in kept:
-            young.extend(token)
-        self._requests += 1
-        self._tokens += len(kept)
+            young.index.extend(token)
+        young.requests += 1
+        young.tokens += len(kept)
+        while self.tokens > 2 * self._most_tokens:
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        """Forget the first generation of the owner whose last output is the oldest."""
+        owner, generations = next(iter(self._owners.items()))
+        del generations[0]
+        if not generations:
+            del self._owners[owner]
 
 
 @dataclass
@@ -95,11 +130,12 @@ class _IndexedRow:
 
     local: SuffixAutomaton
     recent: deque[int]
+    owner: str
     output: list[int] | None = None
 
 
 class SuffixDrafter(Drafter):
-    """Trees of what followed in the row's own text, or in the outputs of released rows, whichever promises more.
+    """Trees of what followed in the row's own text, or in outputs of its owner, whichever promises more.
 
     Only outputs are remembered across rows: prompts are longer, the model does not repeat other requests' prompts,
     and its own prompt a row has anyway. A row's output begins with its first `propose`.
@@ -108,8 +144,8 @@ class SuffixDrafter(Drafter):
         budget: most draft tokens of a proposal.
         max_draft_len: the path length that takes the whole budget, a shorter one its share; None for any length.
         max_tree_depth: tokens of the longest string that is counted: a context and the token after it.
-        max_cached_requests: outputs remembered, 0 for none; when they would exceed it (or 2**18 tokens), the older
-            half is forgotten. The time a request takes depends on them: 0 for tenants who must not learn of each other.
+        max_cached_requests: outputs of an owner that are remembered, 0 for none; when they would exceed it (or 2**18
+            tokens), the older half is forgotten. They make guesses for requests of the same owner alone.
         max_spec_factor: draft tokens per token of the match; a longer match is trusted further.
         min_token_prob: estimated path probability below which a node is dropped.
 
@@ -138,11 +174,12 @@ class SuffixDrafter(Drafter):
         self._max_tree_depth = max_tree_depth
         self._max_spec_factor = max_spec_factor
         self._min_token_prob = min_token_prob
-        self._cache = OutputCache(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
+        self.store = OutputStore(max_tree_depth, max_cached_requests, MAX_CACHED_TOKENS)
         self._rows: dict[int, _IndexedRow] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
-        self._rows[row] = _IndexedRow(SuffixAutomaton(self._max_tree_depth), deque(maxlen=self._max_tree_depth - 2))
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
+        recent = deque[int](maxlen=self._max_tree_depth - 2)
+        self._rows[row] = _IndexedRow(SuffixAutomaton(self._max_tree_depth), recent, origin.owner)
         self._extend(row, cached)
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
@@ -160,7 +197,11 @@ class SuffixDrafter(Drafter):
         """Forget `row` but remember its output; a preempted row leaves the part that it had written."""
         state = self._rows.pop(row, None)
         if state is not None and state.output is not None:
-            self._cache.add(state.output)
+            self.store.add(state.owner, state.output)
+
+    @property
+    def remembered(self) -> int:
+        return BYTES_PER_TOKEN * self.store.tokens
 
     def slots(self, limit: int) -> int:
         return min(self.nodes, -(-self.nodes * limit // self._max_draft_len))
@@ -179,7 +220,7 @@ class SuffixDrafter(Drafter):
             state.output = []
         matches = [(state.local, state.local.advance(state.local.cursor, pending))]
         # Matching the last tokens anew costs less than carrying a cursor per automaton through the whole prompt.
-        matches += [(past, past.match((*state.recent, pending))) for past in self._cache.generations]
+        matches += [(past, past.match((*state.recent, pending))) for past in self.store.of(state.owner)]
         grown = [grow(known, match, self._bounds(match, limit)) for known, match in matches]
         return max(grown, key=lambda each: each[1])[0]
 

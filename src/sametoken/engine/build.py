@@ -25,7 +25,7 @@ from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
 from sametoken.options.engine import EngineConfig, KVCacheConfig
-from sametoken.options.speculation import MODEL_METHODS, NO_DRAFT, SpeculativeConfig
+from sametoken.options.speculation import FREE, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.messages import Cache
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
@@ -102,15 +102,17 @@ def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> C
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 
 
-def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> str:
+def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, device: torch.device) -> str:
     """The method of requests that name none.
+
+    On a GPU a captured step guesses by itself, and what guesses on the host would keep steps from being captured.
 
     Raises:
         ConfigError: a method was asked for that the draft is not made for, or that lacks one.
     """
     asked, made_for = speculative.method, None if draft is None else draft.method
     if asked is None:
-        return made_for or NO_DRAFT
+        return made_for or (FREE if device.type == "cpu" else NO_DRAFT)
     if asked in MODEL_METHODS and asked != made_for:
         if made_for is None:
             raise ConfigError(f"method {asked!r} needs {MODEL_METHODS[asked]}: give draft=PATH or --draft PATH")

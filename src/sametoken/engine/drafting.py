@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.policy import Policy
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import Drafter, RowOrigin
 from sametoken.drafters.padded import Guess, padded
 from sametoken.engine.advice import Advice, Pauses
 from sametoken.engine.chains import ChainOutcome, Said, said_by
@@ -75,7 +75,8 @@ class Drafting:
         return requested
 
     def _row(self, request: Request) -> DecodingRow:
-        row, context, room = request.row, len(request.tokens) - 1, request.room
+        row, context = request.row, len(request.tokens) - 1
+        room = self.policy.left(request.room)
         backlog = 0
         if request.adaptive and row is not None and request.draft_kv:
             backlog = context - self._draft_cached(row, request)
@@ -106,10 +107,9 @@ class Drafting:
         return [self.drafters[method] for method in request.methods]
 
     def admit(self, row: int, request: Request, cached: int, draft_cached: int) -> None:
+        origin = RowOrigin(request.salt.hex(), request.prediction)
         for drafter in self._of(request):
-            drafter.admit(row, request.tokens[:cached], draft_cached)
-            if request.prediction is not None:
-                drafter.expect(row, request.prediction)
+            drafter.admit(row, request.tokens[:cached], draft_cached, origin)
 
     def release(self, row: int, request: Request) -> None:
         for drafter in self._of(request):
@@ -118,6 +118,7 @@ class Drafting:
     def end(self, request: Request) -> None:
         """The request will not come back."""
         self.policy.forget(request.id, request.methods)
+        self.policy.saw_answer(len(request.output_ids))
         forwards = sum(request.stats.drafted_lengths[1:])
         gate = self.policy.gate
         if gate.record(request.stats.accepted, forwards):
@@ -219,7 +220,9 @@ class Drafting:
             for row in read:
                 for method in row.request.methods:
                     self._tell(self.drafters[method], [row])
-                    if self.policy.expects(method):  # of a prompt it reads at once what it will need soon
+                    # A head reads along, since states that it has yet to read take memory. A draft model reads when it
+                    # drafts first: then the first token does not wait, and the policy has asked whether it pays.
+                    if self.drafters[method].taps and self.policy.expects(method):
                         self.drafters[method].catch_up([_row(row.request)])
 
     def _tell(self, drafter: Drafter, rows: Sequence[RowResult]) -> None:

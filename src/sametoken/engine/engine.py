@@ -90,7 +90,9 @@ class Engine:
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
         counts = (len(scheduler.running), len(scheduler.waiting), used, pages, meter.preemptions)
-        return EngineLoad(*counts, meter.draft_len, "gain" if self.drafting.pauses.paused else "", *meter.totals)
+        paused = "gain" if self.drafting.pauses.paused else ""
+        remembered = sum(drafter.remembered for drafter in self.drafting.drafters.values())
+        return EngineLoad(*counts, meter.draft_len, paused, *meter.totals, remembered)
 
     def add(self, request: Request) -> None:
         """Takes a request; it runs when there is room."""

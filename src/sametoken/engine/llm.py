@@ -97,7 +97,7 @@ class LLM:
         join(os.environ, config.tensor_parallel_size)
         self.speculative = SpeculativeConfig.of(asked.speculative or speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative)
-        self.method = default_method(self.speculative, loaded.draft)
+        self.method = default_method(self.speculative, loaded.draft, loaded.target.embed.device)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling

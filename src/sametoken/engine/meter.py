@@ -24,6 +24,7 @@ class EngineLoad(NamedTuple):
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
         paused: "gain" while hardly anything is drafted because it is not expected to pay, else "".
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
+        remembered: bytes of the outputs of ended requests that guesses are made from, about.
     """
 
     running: int
@@ -36,6 +37,7 @@ class EngineLoad(NamedTuple):
     draft_s: float
     verify_s: float
     other_s: float
+    remembered: int = 0
 
 
 class Clock:

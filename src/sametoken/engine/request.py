@@ -89,6 +89,7 @@ class Request:
         most_tokens: of prompt and output together.
         max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
         prediction: the output that the caller expects, if it said so.
+        owner: whose it is: requests with different owners share neither prompts in the cache nor texts to guess from.
         origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
             not draw there, none for a drafted token or where nobody guessed.
         steps: the tree of guesses of every forward, if asked for.
@@ -118,6 +119,7 @@ class Request:
     page_size: int = 0
     preemptions: int = 0
     prediction: SuffixAutomaton | None = None
+    owner: str = ""
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
     cached_tokens: int = 0
@@ -175,8 +177,9 @@ class Request:
 
     @property
     def salt(self) -> bytes:
-        """What keeps its pages apart from those of requests with another one."""
-        return (self.params.cache_salt or "").encode(errors="replace")
+        """Its owner and the salt that it asked for: what keeps its texts apart from those of other requests."""
+        parts = self.owner, self.params.cache_salt or ""
+        return "\0".join(parts).encode(errors="replace") if any(parts) else b""
 
     @property
     def kept_tokens(self) -> int:

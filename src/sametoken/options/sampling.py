@@ -271,8 +271,8 @@ class SamplingParams:
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
     """number of alternatives that are reported per token of the prompt; without it: nothing is reported."""
     cache_salt: Annotated[str | None, Shown(command_line=False, http=json_types.Text)] = None
-    """text that keeps this request's computed prompt from requests with another one, which could tell by their time
-    whether somebody sent it before; without it: all share."""
+    """text that keeps this request's computed prompt, and guesses from its output, from requests with another one,
+    which could tell by their time whether somebody sent it before; without it: requests of an API key share."""
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None

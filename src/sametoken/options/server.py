@@ -46,6 +46,10 @@ class ServerConfig(Settings):
     api_key: Names = ()
     """a key that clients must send as a bearer token; may be given several times; without it: everyone may ask.
     SAMETOKEN_API_KEY holds further keys, separated by commas."""
+    share_between_keys: Annotated[bool, Shown(("--suffix-shared",))] = False
+    """let requests of one API key profit from those of others: from their prompts in the cache, and from their outputs
+    for guesses. That is faster where keys have texts in common, but the time of an answer then tells what others sent.
+    """
     allowed_host: Names = ()
     """further name by which clients may call this server where it listens on a loopback address and has no key; may be
     given several times; without it: `localhost` and IP addresses alone, so that no web page can reach it by a name of

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     Method = str
 else:
     Method = Literal[METHODS]
+# What drafts without being asked for on a CPU, where there is no draft.
+FREE = next(kind.name for kind in kinds.kinds() if kind.unasked)
 # What the methods that take weights are given as the draft.
 MODEL_METHODS = {kind.name: kind.what for kind in kinds.kinds() if kind.weights}
 
@@ -31,8 +33,9 @@ class SpeculativeConfig(Settings):
     """
 
     method: Method | None = None
-    """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head,
-    "none" without a draft; with "auto" the engine chooses among all its drafters for each request and step."""
+    """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head;
+    without a draft "suffix", which needs no weights, on a CPU and "none" on a GPU. "none" is plain decoding; with
+    "auto" the engine chooses among all its drafters for each request and step."""
     max_draft_len: Annotated[
         int,
         Field(ge=1, le=128),

@@ -119,7 +119,7 @@ class Front:
         because it ends is. A request without a key is passed on without its body: it needs none, or it is refused.
         """
         body, length, prompt = b"", 0, RoutedPrompt(sequences=0)
-        if self._keys is None or self._keys.open(scope):
+        if self._keys is None or self._keys.owner(scope) is not None:
             body, length = await _received(Request(scope, receive), self._most)
             prompt = await _routed(scope["path"], body)
         tried: list[Replica] = []

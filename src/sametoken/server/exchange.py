@@ -39,6 +39,7 @@ class Exchange:
         began, ended: on the clock of `time.perf_counter`; 0.0 while it goes on.
         status: of the answer, 0 before there is one.
         sequences: what the engine does for it.
+        owner: a name for the API key that it was let in with, "" for none.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Exchange:
     ended: float = 0.0
     status: int = 0
     sequences: list[Request] = field(default_factory=list)
+    owner: str = ""
 
     @classmethod
     def of(cls, scope: Scope) -> Exchange:

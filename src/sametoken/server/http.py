@@ -15,6 +15,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sametoken.server.errors import ApiError, reply
+from sametoken.server.exchange import CURRENT
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
@@ -68,7 +69,10 @@ class BearerKeys:
         self._keys = AcceptedKeys(keys)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or _is_open(scope["path"]) or self._keys.open(scope):
+        owner = self._keys.owner(scope) if scope["type"] == "http" else ""
+        if (exchange := CURRENT.get()) is not None:
+            exchange.owner = owner or ""
+        if owner is not None or _is_open(scope["path"]):
             return self._app(scope, receive, send)
         error = ApiError(
             401,
@@ -159,8 +163,8 @@ class AcceptedKeys:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def open(self, scope: Scope) -> bool:
-        """Whether a request has one of them."""
+    def owner(self, scope: Scope) -> str | None:
+        """A name for the valid key of a request, None where it has none."""
         headers = dict(scope["headers"])
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [bearer] if scheme.lower() == b"bearer" else []
@@ -168,8 +172,8 @@ class AcceptedKeys:
             given.append(headers[b"x-api-key"])
         digests = [hashlib.sha256(key.strip()).digest() for key in given]
         # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
-        matches = [hmac.compare_digest(digest, known) for digest in digests for known in self._digests]
-        return any(matches)
+        matches = [known.hex() for digest in digests for known in self._digests if hmac.compare_digest(digest, known)]
+        return matches[0] if matches else None
 
 
 def _is_open(path: str) -> bool:

@@ -90,6 +90,8 @@ METRICS: tuple[MetricSpec, ...] = (
         buckets=TOKENS),
     gauge("kv_cache_usage_perc", SAME, "Used share of the cache's pages, 0 to 1.",
         read=lambda now: now.load.pages_used / max(1, now.load.pages)),
+    gauge("suffix_store_bytes", OURS, "Memory of finished outputs that guesses are made from, estimated.",
+        read=lambda now: now.load.remembered),
     counter("num_preemptions", SAME, "Times that a sequence lost its place in the batch because the cache was full.",
         read=lambda now: now.load.preemptions),
     histogram("request_num_preemptions", SAME, "The same of a sequence that ended.", buckets=CHOICES),

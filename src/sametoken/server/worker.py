@@ -95,9 +95,11 @@ class Worker:
             ApiError: others came meanwhile, so that they cannot be served now.
         """
         self.admit(len(requests))
-        job = Job(self, requests)
         if (exchange := CURRENT.get()) is not None:
             exchange.sequences.extend(requests)
+            for request in requests:
+                request.owner = "" if self.config.share_between_keys else exchange.owner
+        job = Job(self, requests)
         self._jobs.add(job)
         self._idle.clear()
         return job

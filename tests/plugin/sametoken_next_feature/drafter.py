@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.padded import chain, padded
 from sametoken.model.decoder import Decoder
 from sametoken.speculation.draft import PADDING, Draft
@@ -42,7 +42,7 @@ class NextFeatureDrafter(Drafter):
         self.taps = (target.config.num_layers - 1,)  # the last block's output; the target's norm makes it the state
         self._rows: dict[int, _Row] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         self._rows[row] = _Row(len(cached))
 
     def release(self, row: int) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.tree import assembled, trimmed
 from sametoken.heads.medusa.module import MedusaHeads
@@ -71,7 +71,7 @@ class MedusaDrafter(Drafter):
         self.shapes = [_shape(self._tree, count, device) for count in range(1, levels + 1)]
         self.states: dict[int, LastFeature] = {}
 
-    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0) -> None:
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         self.states[row] = LastFeature(len(cached))
 
     def release(self, row: int) -> None:
