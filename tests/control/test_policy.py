@@ -298,6 +298,22 @@ def test_reading_a_long_backlog_must_pay() -> None:
     assert max(limits[0] for limits in eager.run(2)) >= 4  # one may be a recall
 
 
+def test_trials_read_no_more_than_they_may_lose() -> None:
+    """Short answers never pay for a long prompt, so no trial reads it either."""
+    world = World({"model": 0.9}, batch=4, backlog=5000, room=20, costs=measured(feed=0.01))
+    world.run(60)
+    assert world.unread == [5000] * 4
+    assert world.seconds == pytest.approx(world.plain_seconds, rel=0.01)
+
+
+def test_what_reading_costs_is_learned() -> None:
+    costs = Costs(measured(feed=0.0))
+    costs.saw_feed("model", 6400, 64.0)
+    assert costs.feed("model", 1) == pytest.approx(0.01, rel=0.01)
+    costs.saw_feed("model", 64, 64.0)  # a stolen time slice is little news
+    assert costs.feed("model", 1) < 0.3
+
+
 def test_a_wrong_first_measurement_is_corrected() -> None:
     """Told that drafts cost little and rows nothing, it learns what they cost, plain steps included."""
     belief = measured({2: 1.0, 16: 1.0, 64: 1.0}, draft=0.1)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sametoken.control.acceptance import PRIOR
 
+FEED = 64  # tokens that a drafter reads, which count as one more observation of what that costs
 STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
 
 
@@ -175,6 +176,11 @@ class Costs:
     def feed(self, method: str, tokens: int) -> float:
         """Reading `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
+
+    def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
+        """Reading so many tokens took `seconds`."""
+        before = self._feed.get(method, seconds / tokens)
+        self._feed[method] = before + (seconds / tokens - before) * followed(1 + tokens // FEED)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """Guessing paths of `levels` tokens for `rows` rows took `seconds`."""

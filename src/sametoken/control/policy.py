@@ -177,6 +177,11 @@ class Policy:
         if self.costs is not None and not self._warms:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
+    def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
+        """See `Costs.saw_feed`."""
+        if self.costs is not None:
+            self._news.append(partial(self.costs.saw_feed, method, tokens, seconds))
+
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """See `Costs.saw_step`."""
         if self.costs is not None and not self._warms:

@@ -38,13 +38,15 @@ class Trials:
         self, now: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
     ) -> list[TrialStep]:
         """What to try, one after the other, in steps from step `now` on."""
-        kinds, found = self._kinds(now, batch, planned), []
-        for kind, changed in kinds.items():
+        kinds, found = self._kinds(batch, planned), []
+        # Reading may take as much as trials may lose of the time of all steps so far, or half a step.
+        affordable = batch.plain * max(0.5, SHARE * now)
+        for kind, wanted in kinds.items():
             count, when = self._next.get(kind, (0, PRIOR))
             if now >= when:
-                debts = sum(
-                    batch.debt(m, i) for i in changed for m in set(changed[i].methods) - set(planned[i].methods)
-                )
+                changed, debts = _read_within(affordable, batch, planned, wanted)
+                if not any(changed[i] != planned[i] for i in changed):
+                    continue
                 lost = self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
                 # Whatever it is believed to lose, which may be wrong, it is tried again before long.
                 apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16)) + debts / batch.plain / SHARE
@@ -55,7 +57,7 @@ class Trials:
         """It is made in this step."""
         self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
 
-    def _kinds(self, now: int, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
+    def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
         """By kind the drafts of a trial, by place of a row."""
         on, off = ([i for i in batch.free if (planned[i].limit > 0) == drafts] for drafts in (True, False))
         most = {i: min(2 * planned[i].limit, batch.rows[i].limit, batch.longest) for i in on}
@@ -64,26 +66,17 @@ class Trials:
             "longer": {i: planned[i]._replace(limit=most[i]) for i in on},
             "shorter": {i: planned[i]._replace(limit=(planned[i].limit + 1) // 2) for i in on},
             "others": {i: _asks_all(planned[i], batch.rows[i].methods, batch.runs_model) for i in on},
-            "guess": self._guesses(now, batch, off),
+            "guess": self._guesses(off, batch),
         }
         return {kind: changed for kind, changed in kinds.items() if any(changed[i] != planned[i] for i in changed)}
 
-    def _guesses(self, now: int, batch: StepBatch, off: Sequence[int]) -> Drafts:
-        """One guess for some of the rows that draft nothing, in turn.
-
-        What they read first may take as much as trials may lose of the time of all steps so far, or half a step.
-        """
-        affordable = batch.plain * max(0.5, SHARE * now)
-        count, guesses, debts = self._next.get("guess", (0, 0.0))[0], Drafts(), 0.0
-        some = min(len(off), int(PRIOR))
+    def _guesses(self, off: Sequence[int], batch: StepBatch) -> Drafts:
+        """One guess for some of the rows that draft nothing, in turn."""
+        count, some = self._next.get("guess", (0, 0.0))[0], min(len(off), int(PRIOR))
+        guesses = Drafts()
         for place in range(count * some, (count + 1) * some):
-            i = off[place % len(off)]
-            methods = batch.rows[i].methods
-            method = methods[place // len(off) % len(methods)]
-            debts += batch.debt(method, i)
-            if debts > affordable:
-                break
-            guesses[i] = RequestedDraft(1, (method,))
+            methods = batch.rows[off[place % len(off)]].methods
+            guesses[off[place % len(off)]] = RequestedDraft(1, (methods[place // len(off) % len(methods)],))
         return guesses
 
     def _lost(
@@ -104,3 +97,15 @@ class Trials:
 
 def _asks_all(draft: RequestedDraft, methods: tuple[str, ...], runs_model: Callable[[str], bool]) -> RequestedDraft:
     return draft._replace(methods=methods, joined=len(set(map(runs_model, methods))) > 1)
+
+
+def _read_within(
+    affordable: float, batch: StepBatch, planned: Sequence[RequestedDraft], wanted: Drafts
+) -> tuple[Drafts, float]:
+    """Those of the wanted drafts whose models have little to read first, and the seconds that it takes them."""
+    kept, seconds = Drafts(), 0.0
+    for i, draft in wanted.items():
+        debt = sum(batch.debt(method, i) for method in set(draft.methods) - set(planned[i].methods))
+        if seconds + debt <= affordable:
+            kept[i], seconds = draft, seconds + debt
+    return kept, seconds

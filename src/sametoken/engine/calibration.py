@@ -61,6 +61,8 @@ class Calibration:
             stop: whether to end after what is measured in any case.
         """
         models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
+        for drafter in models.values():  # the first run brings weights into memory, which no later one does
+            self._propose(drafter, 1, 1)
         # Wall time: a thread's own time is too short where other threads did its work while it had to wait.
         begin = time.perf_counter()
         self._step(1, 1, NEAR)
@@ -119,7 +121,8 @@ class Calibration:
         feed: dict[str, float] = {}
         for method in models:
             first[method], level[method] = {}, {}
-            feed[method] = times.get(("feed", method), 0.0) / FED
+            most = max(1, len(self.rows))  # a token of each of so many rows costs no less than one of a prompt
+            feed[method] = times[("feed", method)] / FED if ("feed", method) in times else times[method, most, 1] / most
             for rows in {1, len(self.rows)}:
                 short, long = times[method, rows, 1], times[method, rows, longest]
                 level[method][rows] = max(0.0, long - short) / (longest - 1) if longest > 1 else short / 2

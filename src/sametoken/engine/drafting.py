@@ -28,6 +28,7 @@ from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
+READ = 64  # tokens that a drafter reads in one step, from which their time tells what reading costs
 
 
 class Drafting:
@@ -187,8 +188,13 @@ class Drafting:
         """One drafter's draft for some rows, timed."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
+        unread = sum(
+            len(request.tokens) - 1 - drafter.cached_tokens(row) for row, request in zip(rows, requests, strict=True)
+        )
         with (reading := Clock()):
             drafter.catch_up(rows)
+        if drafter.namespace and unread >= READ:
+            self.policy.saw_feed(method, unread, reading.seconds)
         together = self._seats.sampling(requests)
         sampled = [request.params.temperature > 0 for request in requests]
         worth = self.policy.worth(method, [request.id for request in requests], sampled)
@@ -282,10 +288,9 @@ class Drafting:
         if not self.pauses.paused:
             LOG.info("drafting resumed")
             return
-        why = (
-            f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and "
-            f"with {rows} rows a draft pays from about {self.policy.needed():.0%}"
-        )
+        needed = self.policy.needed()
+        bar = f"with {rows} rows a draft pays from about {needed:.0%}" if needed else "it has to read prompts first"
+        why = f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and {bar}"
         LOG.warning(
             f"drafting stopped: {why}. It is tried again now and then; a better or cheaper draft, or "
             "smaller batches, would help, and method 'none' saves its memory"
