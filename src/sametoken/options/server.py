@@ -78,6 +78,9 @@ class ServerConfig(Settings):
     verbose: bool = False
     """add `__verbose` to replies in llama-server's words: the prompt as the model read it, and the reply in the form of
     /completion."""
+    max_stored_responses: Annotated[int, Field(ge=0)] = 256
+    """number of responses that are kept for `previous_response_id` and for GET /v1/responses/ID, the last ones, in
+    memory and in 64 MiB at most; 0 keeps none."""
     max_queue: Annotated[int, Field(ge=0)] = 256
     """number of sequences that may wait for a place in the batch; if more would wait, a request is refused with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None

@@ -38,10 +38,10 @@ def serve_replicas(
         EngineError: a replica cannot start, or all of them ended too often.
     """
     directory = tempfile.mkdtemp(prefix="sametoken-")
-    # A replica is reached through its socket alone, without HTTPS, which the front has spoken already.
-    own = config.model_copy(
-        update={"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
-    )
+    # A replica is reached through its socket alone, without HTTPS, which the front has spoken already. It keeps no
+    # responses: the next request may go to another one.
+    without = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
+    own = config.model_copy(update={**without, "max_stored_responses": 0})
     works = [
         Work(open_engine, number, f"{directory}/{number}", own, info) for number in range(config.data_parallel_size)
     ]

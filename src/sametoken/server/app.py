@@ -74,6 +74,9 @@ def _operations(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about:
         texts("/v1/completions", text.endpoint(COMPLETIONS), said.CompletionReply, body=CompletionRequest),
         texts("/v1/chat/completions", text.endpoint(CHAT), said.ChatReply, body=ChatRequest),
         texts("/v1/responses", text.endpoint(RESPONSES), said.ResponsesReply, body=ResponsesRequest),
+        get("/v1/responses/{response_id}", text.response, said.ResponsesReply, (401, 404)),
+        post("/v1/responses/{response_id}/cancel", text.cancel_response, said.ResponsesReply, (400, 401, 404)),
+        Operation("DELETE", "/v1/responses/{response_id}", text.delete_response, said.DeletedReply, (401, 404)),
         texts(
             "/v1/messages", text.endpoint(MESSAGES), said.MessagesReply, body=MessagesRequest, refusal=AnthropicError
         ),

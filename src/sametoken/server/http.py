@@ -22,7 +22,7 @@ OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.j
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
 # What pages of other origins may do; see Starlette's CORSMiddleware.
 CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST"],
+    "allow_methods": ["GET", "POST", "DELETE"],
     "allow_headers": ["*"],
     "expose_headers": ["X-Request-Id"],
 }

@@ -22,9 +22,9 @@ class Inert(Body):
     session_id: str | None = None
     """the user's name changes no token; `user` is logged at level debug."""
     metadata: dict[str, str] | None = None
-    """nothing is stored; /v1/responses repeats `metadata`."""
+    """nothing follows from it; /v1/responses repeats it."""
     store: bool | None = None
-    """nothing is stored; /v1/responses repeats `metadata`."""
+    """only responses of /v1/responses are kept."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     """there is one tier; requests are served in order of arrival."""
     prompt_cache_key: str | None = None

@@ -17,7 +17,7 @@ JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
 REFUSALS = {
     400: "A field, a prompt or the body as a whole cannot be honoured; `param` names the field.",
     401: "The key is missing or wrong.",
-    404: "No such model.",
+    404: "No such model, or no such response.",
     408: "It took longer than the server allows.",
     413: "The body is larger than the server takes.",
     415: "The body is compressed.",

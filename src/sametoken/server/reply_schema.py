@@ -153,14 +153,29 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens"]
 
 
+class ResponseFailure(TypedDict):
+    """Why a response that was made in the background failed."""
+
+    code: str
+    message: str
+
+
+class DeletedReply(TypedDict):
+    """The reply of DELETE /v1/responses/{id}."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
 class ResponsesReply(TypedDict):
     """The reply of POST /v1/responses, with the settings of the request."""
 
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
-    error: None
+    status: Literal["completed", "incomplete", "queued", "in_progress", "cancelled", "failed"]
+    error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
     model: str
     output: list[OutputReasoning | OutputMessage | OutputCall]
@@ -171,7 +186,10 @@ class ResponsesReply(TypedDict):
     tools: list[dict[str, Any]]
     top_p: float
     truncation: Literal["disabled"]
-    usage: ResponseUsage
+    background: bool
+    store: bool
+    previous_response_id: str | None
+    usage: ResponseUsage | None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str] | None

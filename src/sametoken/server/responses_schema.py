@@ -1,14 +1,11 @@
-"""The body of POST /v1/responses, as a conversation: the newer form of the same requests.
-
-Nothing is stored here, so what refers to stored responses is refused by name.
-"""
+"""The body of POST /v1/responses, as a conversation: the newer form of the same requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_validator
 
 from sametoken.errors import RequestError
 from sametoken.server.chat_schema import (
@@ -19,7 +16,7 @@ from sametoken.server.chat_schema import (
     TemplateOptions,
     effort_options,
 )
-from sametoken.server.fields import NO_LIMIT, Alternatives, Body, History, Limit, Off, Spoken
+from sametoken.server.fields import NO_LIMIT, Alternatives, Body, History, Limit, Spoken
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
@@ -126,6 +123,12 @@ Items = Annotated[
 ]
 
 
+def turns_of(output: list[dict[str, Any]]) -> list[Turn]:
+    """The turns that the items of a response are."""
+    items: list[Item] = TypeAdapter(Items).validate_python(output)
+    return _joined(item.turn() for item in items)
+
+
 class TextFormat(Body):
     """The grammar that the reply follows; a schema stands beside its name here."""
 
@@ -201,10 +204,12 @@ class ResponsesRequest(Generation):
     """only null: /v1/responses does not have it."""
     return_token_ids: None = None
     """only null: /v1/responses does not have it."""
-    previous_response_id: None = None
-    """only null: nothing is stored, so send the whole conversation as `input`."""
+    previous_response_id: str | None = None
+    """id of an earlier response, whose conversation `input` goes on with; its instructions are not taken over."""
     conversation: None = None
-    """only null: nothing is stored, so send the whole conversation as `input`."""
+    """only null: name the response before as `previous_response_id`."""
+    store: bool | None = None
+    """false: the response is not kept, so that nothing can refer to it."""
     reasoning: Reasoning | None = None
     """how the model reasons."""
     chat_template_kwargs: TemplateOptions | None = None
@@ -229,8 +234,17 @@ class ResponsesRequest(Generation):
     """number of alternatives that are reported per token; -1 is the whole vocabulary."""
     truncation: Literal["disabled"] | None = None
     """only `disabled`: an input that is longer than the context is an error."""
-    background: Off | None = None
-    """only false: the reply is sent when it is complete, or as a stream."""
+    background: bool | None = None
+    """answer at once with the status `queued`; GET /v1/responses/ID then tells how far it is. Not with `stream`."""
+
+    @model_validator(mode="after")
+    def _kept(self) -> Self:
+        if self.background and self.store is False:
+            words = "background can only be used when `store` is true"
+            raise RequestError(words, field="background", advice="leave one of them out")
+        if self.background and self.stream:
+            raise RequestError("excludes stream", field="background", advice="leave one of them out")
+        return self
 
     @property
     def scored(self) -> bool:

@@ -145,12 +145,20 @@ class ResponsesWords:
             response["incomplete_details"] = {"reason": "max_output_tokens"}
         if self._body.reports:
             response["speculative"] = report(self._tokenizer, completion, completion)
+        if self._head.keep is not None:
+            self._head.keep(response)
         return response
+
+    def queued(self) -> dict[str, Any]:
+        """The object before anything was done for it."""
+        return self._response("queued", [])
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The object, with the settings that clients expect to find in it again."""
         body = self._body
-        said = body.model_dump(include={"instructions", "max_output_tokens", "metadata", "top_logprobs", "user"})
+        said = body.model_dump(
+            include={"instructions", "max_output_tokens", "metadata", "previous_response_id", "top_logprobs", "user"}
+        )
         return {
             "id": self._head.id,
             "object": "response",
@@ -167,6 +175,8 @@ class ResponsesWords:
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_p": self._params.top_p,
             "truncation": "disabled",
+            "background": bool(body.background),
+            "store": body.store is not False,
             "usage": None,
             **said,
         }

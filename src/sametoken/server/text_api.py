@@ -6,30 +6,36 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive
 
+from sametoken.engine.completion import Completion
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
-from sametoken.server.errors import CLIENT_GONE, refused, worded
+from sametoken.server.errors import CLIENT_GONE, ApiError, refused, worded
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
 from sametoken.server.prompts import Made
 from sametoken.server.reply import EventStream, completions
-from sametoken.server.responses_schema import ResponsesRequest
+from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
+from sametoken.server.stored import Stored
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import aside
 from sametoken.server.words import ReplyHead, Source, Usual, Words
+from sametoken.server.worker import Job
 
 LOG = logging.getLogger("sametoken.server")
+Keep = Callable[[dict[str, Any]], None]
 
 
 class ApiFormat(NamedTuple):
@@ -74,38 +80,121 @@ class TextApi(Api):
         """What answers every request of an API: body, place, prompt and parameters, engine, words."""
 
         async def answer(request: Request) -> Response:
-            worker, body = self._worker, await self._read(request, api.body)
-            asked = body.request
-            worker.admit(asked.sequences)
-            try:
-                made = await self._made(asked, request.state.is_long)
-            except RequestError as error:
-                raise refused(error, asked.fields) from error
-            job = worker.take(made.requests)
-            LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
-            most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
-            if most is not None and room < most:
-                said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
-                LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
-            try:
-                id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
-                head = ReplyHead(id_, int(time.time()), self._names[0], self._usual)
-                words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
-            except BaseException:
-                job.close()  # or its sequences would keep their places for ever
-                raise
+            body = await self._read(request, api.body)
+            asked, keep = body.request, None
+            if isinstance(body, ResponsesRequest):
+                asked, keep = self._in_history(body)
+            job, words = await self._begin(api, body, asked, request.state.is_long, keep)
+            if isinstance(body, ResponsesRequest) and body.background:
+                return self._in_background(job, words, asked)
             if body.stream:
                 return EventStream(job, words, asked.fields, api.anthropic, api.marked)
-            try:
-                done = await completions(job, request.receive)
-            except Exception as error:
-                raise worded(error, asked.fields, worker.config.request_timeout) from error
-            if len(done) < len(job.requests):
-                return Response(status_code=CLIENT_GONE)
-            return JSONResponse(words.whole(done))
+            whole = await self._whole(job, words, asked, request.receive)
+            return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
 
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
+
+    async def _begin(
+        self, api: ApiFormat, body: Any, asked: TextRequest, is_long: bool, keep: Keep | None = None
+    ) -> tuple[Job, Words]:
+        """Gives a request to the engine.
+
+        Args:
+            keep: is told of the response, see `ReplyHead`.
+        """
+        worker = self._worker
+        worker.admit(asked.sequences)
+        try:
+            made = await self._made(asked, is_long)
+        except RequestError as error:
+            raise refused(error, asked.fields) from error
+        job = worker.take(made.requests)
+        LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
+        most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
+        if most is not None and room < most:
+            said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
+            LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
+        try:
+            id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
+            head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
+            return job, api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+        except BaseException:
+            job.close()  # or its sequences would keep their places for ever
+            raise
+
+    async def _whole(self, job: Job, words: Words, asked: TextRequest, receive: Receive) -> Mapping[str, Any] | None:
+        """The reply to a request that does not stream; None where its client went away."""
+        try:
+            done = await completions(job, receive)
+        except Exception as error:
+            raise worded(error, asked.fields, self._worker.config.request_timeout) from error
+        return words.whole(done) if len(done) == len(job.requests) else None
+
+    def _in_history(self, body: ResponsesRequest) -> tuple[TextRequest, Keep | None]:
+        """What a body asks for after the response that it goes on from, and what keeps the response to it."""
+        asked, store = body.request, self._worker.stored
+        if body.background and not self._worker.config.max_stored_responses:
+            words = "background: this server keeps no responses (max_stored_responses 0); leave it out"
+            raise ApiError(400, words, param="background")
+        talk = asked.conversation
+        assert talk is not None
+        own = 0 if body.instructions is None else 1  # instructions are this request's alone
+        if body.previous_response_id is not None:
+            before = store.conversation(body.previous_response_id)
+            talk = replace(talk, turns=[*talk.turns[:own], *before, *talk.turns[own:]])
+            asked = replace(asked, conversation=talk)
+        turns = talk.turns[own:]
+
+        def keep(response: dict[str, Any]) -> None:
+            store.put(Stored(response, [*turns, *turns_of(response["output"])]))
+
+        return asked, None if body.store is False else keep
+
+    def _in_background(self, job: Job, words: Words, asked: TextRequest) -> Response:
+        """The answer to a request that nobody waits for, which is worked on meanwhile."""
+        stored = Stored(dict(cast(Any, words).queued()), stop=job.close)
+        answer, worker = JSONResponse(stored.response), self._worker
+        worker.stored.put(stored)
+
+        async def work() -> None:
+            done = list[Completion]()
+            try:
+                async for chunk in job.chunks:
+                    job.saw(chunk)
+                    done += [chunk.completion] if chunk.completion is not None else []
+                    if stored.response["status"] == "queued":
+                        stored.response["status"] = "in_progress"
+                if stored.response["status"] == "in_progress":
+                    words.whole(done)
+            except Exception as error:
+                failure = worded(error, asked.fields, worker.config.request_timeout)
+                worker.count(failure)
+                about = failure.body["error"]
+                stored.response |= {"status": "failed", "error": {"code": about["type"], "message": about["message"]}}
+            finally:
+                job.close()
+
+        task = asyncio.create_task(work())
+        worker.background.add(task)
+        task.add_done_callback(worker.background.discard)
+        return answer
+
+    async def response(self, response_id: str) -> Response:
+        """A response that is kept."""
+        return JSONResponse(self._worker.stored.find(response_id, "response_id").response)
+
+    async def cancel_response(self, response_id: str) -> Response:
+        """Ends the work on a response that is made in the background."""
+        return JSONResponse(self._worker.stored.cancel(response_id))
+
+    async def delete_response(self, response_id: str) -> Response:
+        """Forgets a response."""
+        stored = self._worker.stored.find(response_id, "response_id")
+        if stored.response["background"]:
+            self._worker.stored.cancel(response_id)
+        self._worker.stored.drop(response_id)
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def _made(self, asked: TextRequest, is_long: bool) -> Made:
         """The engine's requests; the event loop makes only those of a short prompt."""

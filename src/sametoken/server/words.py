@@ -5,7 +5,7 @@ An object is made for one request, and asked for the events of a stream, or at t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -64,12 +64,14 @@ class ReplyHead:
     Attributes:
         id: of the reply. `created`: Unix seconds. `model`: the served name.
         usual: what the server adds to replies.
+        keep: is told of a whole response, None for nobody.
     """
 
     id: str
     created: int
     model: str
     usual: Usual = USUAL
+    keep: Callable[[dict[str, Any]], None] | None = None
 
     def of(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}

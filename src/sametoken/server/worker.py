@@ -20,6 +20,7 @@ from sametoken.options.server import ServerConfig
 from sametoken.server.errors import QUEUE_FULL, ApiError, stopping
 from sametoken.server.exchange import CURRENT
 from sametoken.server.metrics import Metrics
+from sametoken.server.stored import ResponseStore
 from sametoken.server.tally import Totals
 
 _RECENT = 0.9  # weight of the past in the average time of a request
@@ -36,7 +37,8 @@ class Worker:
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig, metrics: Metrics) -> None:
         self.engine, self.config, self.metrics = engine, config, metrics
-        self.draining = False
+        self.draining, self.stored = False, ResponseStore(config.max_stored_responses)
+        self.background: set[asyncio.Task[None]] = set()  # work that no client waits for
         self._jobs: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
