@@ -18,6 +18,9 @@ DISTRIBUTED_OPTIONS ?=
 DYNAMO_OPTIONS ?=
 SLURM_OPTIONS ?=
 RAY_OPTIONS ?=
+# Where published models are, or will be; 3.2 GB.
+SAMETOKEN_REAL ?= .real
+REAL_OPTIONS ?=
 
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
@@ -27,7 +30,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray test-real programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -51,6 +54,7 @@ help:
 	@echo "make test-dynamo  workers behind NVIDIA Dynamo's frontend and router (700 MB in .dynamo)"
 	@echo "make test-slurm  data generation and training on four nodes of Slurm on this host: needs root"
 	@echo "make test-ray    data generation and training on a cluster of Ray on this host (620 MB in .ray)"
+	@echo "make test-real   published models against llama.cpp and transformers (downloads 1.9 GB into .real)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make docs    the documents as a site in site/"
 	@echo "make setup   only .venv with everything in it"
@@ -174,6 +178,11 @@ test-dynamo: $(INSTALLED) .dynamo/.installed
 	@test "$$(id -u)" != 0 || $(MAKE) programs PROGRAMS="$(PROGRAMS)"
 	SAMETOKEN_DYNAMO=$(CURDIR)/.dynamo/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 tests/dynamo \
 	$(DYNAMO_OPTIONS)
+
+# In make test these tests are skipped. The models stay, so that the next run only reads them.
+test-real: $(INSTALLED)
+	$(BIN)/python scripts/real_models.py $(SAMETOKEN_REAL)
+	SAMETOKEN_REAL=$(abspath $(SAMETOKEN_REAL)) $(BIN)/python -m pytest --timeout 900 tests/real $(REAL_OPTIONS)
 
 # Ray over the packages of .venv, sametoken and torch among them. In make test these tests are skipped.
 test-ray: $(INSTALLED) .ray/.installed
