@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ BLOCK = 1 << 20
 UNFINISHED = ".part"  # how the names of directories end that are being written
 SETTLED_S = 60.0  # after which a directory without a lock is nobody's: who makes one locks it at once
 PREPARE_AGAIN = "delete it and prepare again"
+MOST_TEXT = 2**27  # bytes of a file that is read as one text: the largest published tokenizer.json has 35 MB
 
 
 class Stamp(NamedTuple):
@@ -325,10 +327,41 @@ def json_object(file: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it holds something else; the message goes on after the file's name.
     """
+    text = read_text(file)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"({file.stat().st_size} bytes) is not JSON ({error})") from error
+        raise ValueError(f"({len(text.encode())} bytes) is not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}, expected a JSON object")  # noqa: TRY004 - of the file
     return content
+
+
+def read_text(file: Path) -> str:
+    """The text of a regular file of at most MOST_TEXT bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds something else; the message goes on after the file's name.
+    """
+    check_regular(file)
+    if (size := file.stat().st_size) > MOST_TEXT:
+        raise ValueError(f"has {size} bytes, expected at most {MOST_TEXT}")
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"({size} bytes) is not UTF-8 ({error})") from error
+
+
+def check_regular(file: Path) -> None:
+    """Refuses pipes and devices, which would be waited for, or read until memory ends.
+
+    Raises:
+        OSError: there is no such file, or it is a directory.
+        ValueError: it is one of them; the message goes on after the file's name.
+    """
+    mode = file.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    if not stat.S_ISREG(mode):
+        raise ValueError("is a pipe, a device or a socket, expected a regular file")

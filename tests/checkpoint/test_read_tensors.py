@@ -91,10 +91,12 @@ def test_index_that_is_none(tmp_path: Path, content: str) -> None:
     assert message.endswith("download it again, or copy it again from where it is whole")
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/hostname", 7])
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/hostname", 7, "config.json", "model.safetensors.index.json", "weights"]
+)
 def test_index_that_points_elsewhere(tmp_path: Path, name: object) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    assert f"names {name!r}, expected plain file names" in unreadable(tmp_path)
+    assert f"names {name!r}, expected names of .safetensors or .bin files" in unreadable(tmp_path)
 
 
 def test_no_weights_says_what_is_there(tmp_path: Path) -> None:
@@ -120,6 +122,7 @@ def test_pickle_with_code_is_not_executed(tmp_path: Path, capsys: pytest.Capture
     assert "executed" not in capsys.readouterr().out
 
 
-def test_pickle_of_something_else(tmp_path: Path) -> None:
-    torch.save({"model": {"a": torch.ones(1)}}, tmp_path / "pytorch_model.bin")
+@pytest.mark.parametrize("content", [{"model": {"a": torch.ones(1)}}, {1: torch.ones(1)}, [torch.ones(1)]], ids=str)
+def test_pickle_of_something_else(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "pytorch_model.bin")
     assert "holds something else than a dictionary of tensors" in unreadable(tmp_path)

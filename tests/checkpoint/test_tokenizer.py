@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, load_tokenizer
+from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, RequestError
 from speakers import BACKENDS, SPECIAL, byte_fallback, byte_level
 

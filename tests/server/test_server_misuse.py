@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -216,6 +217,35 @@ def test_a_body_that_is_too_large_is_refused_stated_or_not(http: httpx.Client) -
     assert refusal(http.post("/v1/completions", content=big), 413)["code"] == "body_too_large"
     pieces = (big[i : i + 50_000] for i in range(0, len(big), 50_000))
     assert refusal(http.post("/v1/completions", content=pieces), 413)["code"] == "body_too_large"
+
+
+@pytest.mark.parametrize("size", [500_000, 9_000_000])
+@pytest.mark.parametrize("stated", [True, False])
+def test_a_client_that_sends_too_much_sees_why(served: Running, size: int, stated: bool) -> None:
+    """On a bare socket, which is reset where the server closes it with bytes unread."""
+    host, port = served.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as sent:
+        if stated:
+            sent.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode() + b"a" * size)
+        else:
+            chunk = b"186a0\r\n" + b"a" * 100_000 + b"\r\n"
+            sent.sendall(
+                f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk * (size // 100_000) + b"0\r\n\r\n"
+            )
+        answer = b""
+        while piece := sent.recv(65536):
+            answer += piece
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"body_too_large" in answer
+
+
+def test_a_client_that_asks_first_is_refused_before_it_sends(served: Running) -> None:
+    host, port = served.url.removeprefix("http://").split(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=30) as sent:
+        sent.sendall(f"{head}Content-Length: 500000\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert sent.recv(65536).startswith(b"HTTP/1.1 413 ")
 
 
 def test_a_compressed_body_is_refused_as_such(http: httpx.Client) -> None:

@@ -36,7 +36,7 @@ BAD: dict[str, list[Any]] = {
     "top_p": [0, -0.5, 1.01, math.nan, False],
     "top_k": [-2, 5.0, True, math.nan],
     "min_p": [-0.01, 1.5, math.nan, None],
-    "repetition_penalty": [0, -1, math.nan, math.inf],
+    "repetition_penalty": [0, -1, 1e-300, 1e300, math.nan, math.inf],
     "presence_penalty": [-2.1, 2.1, math.nan, True],
     "frequency_penalty": [-3, 3, math.nan, "0"],
     "logit_bias": [[1], {"a": 1}, {-1: 1}, {True: 1}, {1: math.nan}, {1: 101}, {1: "x"}],

@@ -17,9 +17,11 @@ from sametoken.checkpoint.template_names import TEMPLATES
 from sametoken.checkpoint.template_process import ask
 from sametoken.checkpoint.templating import END, START
 from sametoken.errors import CheckpointError, RequestError, shown
+from sametoken.files import read_text
 
 Templates = Mapping[str, str]  # by name; the one that is used unless tools are given is "default"
 Message = Mapping[str, Any]  # "role", "content" and whatever else the template reads
+TRIED: tuple[Message, ...] = ({"role": "user", "content": "Hello there"},)
 PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # code points without a meaning of their own
 
 
@@ -50,7 +52,7 @@ def read_template(given: str) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_text(file)
     except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"chat template {file}: {reason}; expected Jinja in UTF-8, a file or a text") from error
@@ -170,6 +172,25 @@ def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping
         case templating.COSTLY:
             raise RequestError(f"the chat template {said} for this conversation; shorten it, or use another template")
     raise RequestError(f"the chat template cannot read this conversation ({said}); check its messages")
+
+
+def try_templates(templates: Templates, variables: Mapping[str, Any]) -> None:
+    """Tries the templates that conversations choose once; one may refuse the conversation, as some do.
+
+    Raises:
+        CheckpointError: a template is not valid, or takes too long or too much for two words.
+    """
+    for name in ("default", "tool_use"):
+        if name not in templates:
+            continue
+        try:
+            kind, said = ask(templates[name], TRIED, variables)
+        except OSError:  # no process can be started: every conversation says so
+            return
+        if kind in (templating.INVALID, templating.COSTLY):
+            words = "is not valid: " if kind == templating.INVALID else ""
+            remedy = "correct it, or give another with chat_template"
+            raise CheckpointError(f"the chat template {words}{said} (tried on {TRIED[0]['content']!r}); {remedy}")
 
 
 def is_list(value: object) -> bool:

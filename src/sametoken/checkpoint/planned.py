@@ -6,7 +6,6 @@ and config.json says their shapes.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +28,7 @@ from sametoken.checkpoint.quantised.collect import Item, collected, modules
 from sametoken.checkpoint.quantised.scheme import Scheme
 from sametoken.checkpoint.quantised.shapes import part_shape
 from sametoken.checkpoint.tensors import INDEX, absent_tensors, read_tensors
+from sametoken.files import json_object
 from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
@@ -248,7 +248,7 @@ def _sizes(
 def _total(directory: Path) -> int | None:
     """Bytes of all weight files as their index states them."""
     try:
-        stated = json.loads((directory / INDEX).read_text(encoding="utf-8"))["metadata"]["total_size"]
+        stated = json_object(directory / INDEX)["metadata"]["total_size"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return int(stated) if isinstance(stated, int | float) else None

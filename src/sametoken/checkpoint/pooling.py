@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.hub import read_json
-from sametoken.errors import CheckpointError
+from sametoken.checkpoint.tensors import FILE_NAME
+from sametoken.errors import CheckpointError, shown
+from sametoken.files import read_text
 
 FILE = "modules.json"
 MODES: dict[str, Literal["last", "mean", "first"]] = {
@@ -45,7 +47,7 @@ def read_pooling(directory: Path) -> Pooling | None:
     if not (directory / FILE).exists():
         return None
     try:
-        modules = json.loads((directory / FILE).read_text(encoding="utf-8"))
+        modules = json.loads(read_text(directory / FILE))
         names = [(str(each["type"]), str(each.get("path", ""))) for each in modules]
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(
@@ -56,7 +58,10 @@ def read_pooling(directory: Path) -> Pooling | None:
         raise CheckpointError(
             f"{directory / FILE}: the module {unknown[0]} is not supported; expected Transformer, Pooling and Normalize"
         )
-    file = directory / kinds.get("Pooling", "1_Pooling") / "config.json"
+    place = kinds.get("Pooling", "1_Pooling")
+    if not FILE_NAME.fullmatch(place):
+        raise CheckpointError(f"{directory / FILE}: names {shown(place)}, expected a directory beside it")
+    file = directory / place / "config.json"
     stated = read_json(file) or {}
     chosen = [mode for key, mode in MODES.items() if stated.get(key) is True]
     others = sorted(key for key, value in stated.items() if key.startswith("pooling_mode_") and value is True)

@@ -6,6 +6,7 @@ of Hugging Face repositories.
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from sametoken.checkpoint.gguf.parts import part_files
 from sametoken.checkpoint.headers import safetensors_header
 from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, shown
-from sametoken.files import json_object
+from sametoken.files import check_regular, json_object
 from sametoken.model.formats.coded import Coded
 
 INDEX = "model.safetensors.index.json"
@@ -37,6 +38,7 @@ WEIGHT_FILES = (
     LINK,
 )
 FILE_NAME = re.compile(r"(?!\.)[^/\\\x00]{1,255}")
+SHARD = re.compile(rf"{FILE_NAME.pattern}\.(?:safetensors|bin)")
 
 
 class Stored(NamedTuple):
@@ -74,7 +76,7 @@ def absent_tensors(directory: Path) -> list[str]:
     if index.name != INDEX:
         return []
     stated = _weight_map(index)
-    return [] if all((directory / file).exists() for file in set(stated.values())) else list(stated)
+    return [] if all(os.path.exists(directory / file) for file in set(stated.values())) else list(stated)
 
 
 def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
@@ -83,9 +85,21 @@ def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[P
         if (directory / name).exists():
             if name == LINK:
                 return [directory / name, *part_files(directory / name)[1:]]
-            return _shards(directory / name) if name.endswith(".json") else [directory / name]
+            found = _shards(directory / name) if name.endswith(".json") else [directory / name]
+            for file in found:
+                _check_regular(file)
+            return found
     words = f"no weights, expected one of {', '.join(names)}: {of_directory(directory)}"
     raise CheckpointError(words, field=str(directory))
+
+
+def _check_regular(file: Path) -> None:
+    try:
+        check_regular(file)
+    except OSError as error:
+        raise CheckpointError(damaged(file, error), field=str(file)) from error
+    except ValueError as error:
+        raise CheckpointError(f"{error}; {AGAIN}", field=str(file)) from error
 
 
 def _weight_map(index: Path) -> dict[str, str]:
@@ -100,9 +114,9 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(stated, dict):
         words = f"not an index with a weight_map, which is {shown(stated)}"
         raise CheckpointError(words, field=str(index), advice=AGAIN)
-    # An index comes from outside and may not point outside its own directory.
-    if foreign := [name for name in stated.values() if not isinstance(name, str) or not FILE_NAME.fullmatch(name)]:
-        words = f"names {shown(foreign[0])}, expected plain file names beside the index"
+    # An index comes from outside and may not point outside its own directory, nor to what holds no tensors.
+    if foreign := [name for name in stated.values() if not isinstance(name, str) or not SHARD.fullmatch(name)]:
+        words = f"names {shown(foreign[0])}, expected names of .safetensors or .bin files beside the index"
         raise CheckpointError(words, field=str(index))
     return stated
 
@@ -110,7 +124,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _shards(index: Path) -> list[Path]:
     """The files that an index names, in order, all of them present."""
     names = sorted(set(_weight_map(index).values()))
-    if absent := [name for name in names if not (index.parent / name).exists()]:
+    if absent := [name for name in names if not os.path.exists(index.parent / name)]:  # any name
         raise CheckpointError(
             f"{len(absent)} of {len(names)} files are missing: {', '.join(absent[:NAMES_SHOWN])}; "
             "the download stopped half-way: run it again",
@@ -147,8 +161,10 @@ def _read_bin(file: Path) -> Iterator[Stored]:
         ) from error
     except (RuntimeError, OSError, EOFError, ValueError) as error:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        words = "holds something else than a dictionary of tensors; convert it to safetensors"
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in tensors.items()
+    ):
+        words = "holds something else than a dictionary of tensors by name; convert it to safetensors"
         raise CheckpointError(words, field=str(file))
     for name in tensors:
         yield Stored(name, tensors[name], file)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, exactly as transformers does it, and the check that two models share a vocabulary.
+"""Text to token ids and back, exactly as transformers does it.
 
 `tokenizer.json` is read with the `tokenizers` library when transformers would use the file unchanged; every other
 layout goes through transformers, which costs more than a second of start-up.
@@ -25,13 +25,14 @@ from sametoken.checkpoint.chat import (
     render,
     render_marked,
     render_open,
+    try_templates,
 )
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
 from sametoken.checkpoint.taken_as_is import NAMED, is_taken_as_is, spelling
+from sametoken.checkpoint.tokenizer_trial import TextCost, worded
 from sametoken.errors import (
     CheckpointError,
-    DraftMismatchError,
     PromptTooLongError,
     RequestError,
     UnsupportedModelError,
@@ -46,7 +47,8 @@ FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
 LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
 
 SHRINKS = 4  # times that normalisation shortens a text at most
-MOST_TEXT = 2**22  # bytes of a request's text that is tokenised: a million tokens of English, some 5 s and 0.5 GB
+WORDS = "Hello, world: it's 2024!\n\t\u00e9 \u6f22\u5b57"  # that every tokenizer is tried on
+MOST_TOKENS = 256  # that these words may become, with what stands around a text
 
 
 class Tokenizer:
@@ -87,6 +89,7 @@ class Tokenizer:
         vocabulary: dict[str, int] = backend.get_vocab()
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self._longest = max(map(len, map(str.encode, vocabulary)), default=1)
+        self._cost = TextCost(backend)
 
     def with_chat_template(self, given: str) -> Tokenizer:
         """This tokenizer with another chat template, given as a file or as its text.
@@ -110,6 +113,37 @@ class Tokenizer:
                 words = f"tokenizer.json gives {shown(found[highest])} the id {highest}, the model has {rows} tokens"
                 raise CheckpointError(f"{where}: {words}; use the tokenizer that the model was made with")
 
+    def try_once(self, where: object) -> None:
+        """Tries the tokenizer on a few words, and on texts that make bad expressions slow if its own are not known.
+
+        Args:
+            where: the tokenizer's directory, for errors.
+
+        Raises:
+            CheckpointError: it fails, takes too long, or makes too much of a text.
+        """
+        try:
+            self._try_once()
+        except RequestError as error:
+            raise CheckpointError(f"{where}: {error}; use the tokenizer that the model was made with") from error
+
+    def _try_once(self) -> None:
+        if self.vocab_size == 0:
+            raise RequestError("the vocabulary of the tokenizer is empty")
+        self._cost.check()
+        ids = self.encode(WORDS)
+        self.decode(ids)
+        if not 0 < len(ids) <= MOST_TOKENS:
+            raise RequestError(f"the tokenizer makes {len(ids)} tokens of {WORDS!r}, expected 1 to {MOST_TOKENS}")
+
+    def try_templates(self) -> None:
+        """Tries the chat templates on a conversation of two words.
+
+        Raises:
+            CheckpointError: one is not valid, or costs too much.
+        """
+        try_templates(self._templates, {**self._special_tokens, "add_generation_prompt": True})
+
     def info(self) -> dict[str, Any]:
         """Special tokens by what they are for, the vocabulary's size and the default chat template, which may be None.
 
@@ -132,11 +166,24 @@ class Tokenizer:
                 f"the text holds {text[error.start : error.end]!r} at character {error.start}, which is not Unicode "
                 "text; expected text that UTF-8 can spell"
             ) from error
-        if len(text) > LONG_TEXT:  # a batch lets other threads run meanwhile
-            ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
-        else:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if is_long := len(text) > LONG_TEXT:
+            self._cost.check_text(text)
+        with worded("read the text"):
+            if is_long:  # a batch lets other threads run meanwhile
+                ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
+            else:
+                ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    def check_tokenisable(self, text: str) -> None:
+        """Refuses a text of a request that takes too long to tokenise.
+
+        Raises:
+            RequestError: it has more than `MOST_TEXT` bytes, or fewer where the tokenizer makes more of them.
+        """
+        most = self._cost.most_text
+        if len(text) * 4 > most and (size := len(text.encode(errors="replace"))) > most:
+            raise RequestError(f"the text has {size} bytes, expected at most {most}", advice="send it in parts")
 
     def check_length(self, text: str, context: int, remedy: str) -> None:
         """Refuses a text whose bytes alone say that it does not fit, before it is tokenised for seconds.
@@ -159,7 +206,8 @@ class Tokenizer:
         Spaces that belong to a token may lie outside of its span, and a token of spaces alone may have an empty one
         where it ends: byte-level tokenizers trim them.
         """
-        found = self._backend.encode(text, add_special_tokens=False)
+        with worded("read the text"):
+            found = self._backend.encode(text, add_special_tokens=False)
         return found.ids, found.offsets
 
     def digest(self) -> str:
@@ -170,11 +218,12 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids beyond the vocabulary have none."""
         # As for `encode`: a batch lets other threads run meanwhile.
-        texts: list[str] = (
-            self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
-            if len(ids) > LONG_TEXT
-            else [self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)]
-        )
+        with worded("spell the ids"):
+            texts: list[str] = (
+                self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+                if len(ids) > LONG_TEXT
+                else [self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)]
+            )
         return texts[0]
 
     def token_id(self, text: str) -> int | None:
@@ -256,16 +305,6 @@ class Tokenizer:
         return (render_open if continue_final_message else render)(templates, messages, known)
 
 
-def check_tokenisable(text: str) -> None:
-    """Refuses a text of a request that takes too long to tokenise.
-
-    Raises:
-        RequestError: it has more than MOST_TEXT bytes.
-    """
-    if len(text) * 4 > MOST_TEXT and (size := len(text.encode(errors="replace"))) > MOST_TEXT:
-        raise RequestError(f"the text has {size} bytes, expected at most {MOST_TEXT}", advice="send it in parts")
-
-
 def _byte_signs() -> dict[str, int]:
     """The byte behind each sign of a byte-level vocabulary: printable ones stand for themselves, the rest from 256 on.
 
@@ -317,46 +356,13 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     return Tokenizer(rebuilt.backend_tokenizer, rebuilt.special_tokens_map, templates, eos_ids, type(rebuilt).__name__)
 
 
-def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft whose token ids mean something else than the target's.
-
-    Compared are the vocabularies id by id, which ids are special, BOS, and that some token ends a text for both: an
-    instruction-tuned target has more end tokens than a base draft. Padding rows of the models play no part.
-
-    Raises:
-        DraftMismatchError: with the first difference.
-    """
-    ours, theirs = ({index: text for text, index in t.vocab().items()} for t in (target, draft))
-    for index in sorted(ours.keys() | theirs.keys()):
-        if ours.get(index) != theirs.get(index):
-            raise DraftMismatchError(
-                f"the draft has another vocabulary: token {index} is {target.token_text(index)!r} in the target and "
-                f"{draft.token_text(index)!r} in the draft (target {len(ours)} tokens, draft {len(theirs)}); "
-                "use a draft with the target's tokenizer"
-            )
-    if different := sorted(target.special_ids ^ draft.special_ids):
-        whose = "target" if different[0] in target.special_ids else "draft"
-        raise DraftMismatchError(
-            f"token {different[0]} ({target.token_text(different[0])!r}) is special only in the {whose}; "
-            "use a draft with the target's tokenizer"
-        )
-    if target.bos_id != draft.bos_id:
-        raise DraftMismatchError(
-            f"BOS is {target.bos_id} in the target and {draft.bos_id} in the draft; use a draft with the same one"
-        )
-    if set(target.eos_ids).isdisjoint(draft.eos_ids) and (target.eos_ids or draft.eos_ids):
-        raise DraftMismatchError(
-            f"EOS is {list(target.eos_ids)} in the target and {list(draft.eos_ids)} in the draft, none in common; "
-            "use a draft with the same one"
-        )
-
-
 def _backend(directory: Path) -> tokenizers.Tokenizer:
     file = directory / "tokenizer.json"
     try:
-        return tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(f"{file}: not a tokenizer ({error}); download it again") from error
+        with worded("be read"):
+            return tokenizers.Tokenizer.from_file(str(file))
+    except RequestError as error:
+        raise CheckpointError(f"{file}: not a tokenizer ({error.__cause__}); download it again") from error
 
 
 def _ids(stated: object) -> list[int]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -19,7 +21,8 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
-from sametoken.checkpoint.tokenizer import Tokenizer, check_same_tokenizer, has_tokenizer, load_tokenizer
+from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.errors import ConfigError, DraftMismatchError
 from sametoken.heads.read import is_head
@@ -35,6 +38,7 @@ from sametoken.parallel.messages import Models, ModelToLoad
 from sametoken.parallel.place import place_of
 from sametoken.runtime.ranks import RankPart
 
+T = TypeVar("T")
 LOG = logging.getLogger("sametoken")
 _Named = tuple[str, str | None, Path]  # a model as the user named it, its revision, and its directory here
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,6 +83,7 @@ def load_models(
     met = _met(config)
     directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
     plan = _plan(model, directory, config)
+    tried = _aside(plan.tokenizer.try_templates)
     place = None
     if draft is not None:
         place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
@@ -109,7 +114,16 @@ def load_models(
         if guesser is not None and draft_part.size > 1:
             guesser.module.join(ranks.draft)
         ranks.loaded()
+    tried.result()
     return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
+
+
+def _aside(function: Callable[[], T]) -> Future[T]:
+    """What a function returns, which runs while weights are read."""
+    pool = ThreadPoolExecutor(1)
+    running = pool.submit(function)
+    pool.shutdown(wait=False)
+    return running
 
 
 def _met(config: EngineConfig) -> Lead | None:
@@ -227,6 +241,7 @@ def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> To
             "expected a tokenizer that the target was made for"
         )
     tokenizer.check_rows(target.vocab_size, place)
+    tokenizer.try_once(place)
     return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
 
 

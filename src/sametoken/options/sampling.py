@@ -227,7 +227,7 @@ class SamplingParams:
     """keep this many of the most probable tokens, of equal ones the lower ids; 0 or -1 is off."""
     min_p: Annotated[float, Field(ge=0, le=1), Shown(recommended=True)] = 0.0
     """keep the tokens whose probability is at least this share of the highest one; 0 is off."""
-    repetition_penalty: Annotated[float, Field(gt=0), Shown(recommended=True)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6), Shown(recommended=True)] = 1.0
     """make tokens that are in the prompt or the output less probable: positive scores are divided by this, negative
     ones multiplied; 1 is off."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,7 +22,8 @@ from sametoken.replicas.process import OpenRequest, Replica
 from sametoken.replicas.replicas import Replicas
 from sametoken.replicas.routing import RoutedPrompt, prompt_of
 from sametoken.replicas.upstream import Headers, NotAskedError, ReplicaAnswer, ReplicaLostError, ask
-from sametoken.server.errors import CLIENT_GONE, MESSAGES, ApiError, reply, stopping
+from sametoken.server.body_size import read_body
+from sametoken.server.errors import MESSAGES, ApiError, reply, stopping
 from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, without_root
 from sametoken.server.http import CORS, DONE, AcceptedKeys, part_of, when_gone
 
@@ -118,9 +119,9 @@ class Front:
         A request that a replica has got is not sent to another if that one is lost: it may be why. One that it refuses
         because it ends is. A request without a key is passed on without its body: it needs none, or it is refused.
         """
-        body, length, prompt = b"", 0, RoutedPrompt(sequences=0)
+        body, prompt = b"", RoutedPrompt(sequences=0)
         if self._keys is None or self._keys.owner(scope) is not None:
-            body, length = await _received(Request(scope, receive), self._most)
+            body = await read_body(Request(scope, receive), self._most)
             prompt = await _routed(scope["path"], body)
         tried: list[Replica] = []
         refusal = bytes(reply(stopping(), scope["path"]).body)
@@ -128,7 +129,7 @@ class Front:
             taken = replica.take(prompt)
             try:
                 target, headers = _target(scope), _headers(scope, exchange)
-                answer = await ask(replica.socket, scope["method"], target, headers, body, length)
+                answer = await ask(replica.socket, scope["method"], target, headers, body)
                 try:
                     with when_gone(receive, answer.close):
                         if await _begun(answer, replica.number, b"" if self._replicas.stopping else refusal):
@@ -218,26 +219,6 @@ def _same(answer: ReplicaAnswer, body: bytes) -> Response:
     copy = Response(body, answer.status)
     copy.raw_headers = [each for each in answer.headers if each[0] != ID_HEADER]
     return copy
-
-
-async def _received(request: Request, most: int) -> tuple[bytes, int]:
-    """The body of a request and its length; of one with more than `most` bytes only a length that is too large.
-
-    Raises:
-        ApiError: the client went away.
-    """
-    stated = request.headers.get("content-length", "0")[:20]
-    if stated.isascii() and stated.isdigit() and int(stated) > most:
-        return b"", int(stated)
-    received = bytearray()
-    try:
-        async for piece in request.stream():
-            received += piece
-            if len(received) > most:
-                return b"", len(received)
-    except ClientDisconnect as error:
-        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
-    return bytes(received), len(received)
 
 
 async def _routed(path: str, body: bytes) -> RoutedPrompt:

@@ -97,20 +97,19 @@ class ReplicaAnswer:
 
 
 async def ask(
-    socket: str, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b"", length: int = 0
+    socket: str, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
 ) -> ReplicaAnswer:
     """Sends a request. Raises NotAskedError.
 
     Args:
         socket: path of the replica's. `target`: path and query as the client wrote them.
         headers: of the client; those of the connection are replaced.
-        length: of a body that is too large to be sent; the replica refuses it by that.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(socket, limit=CHUNK)
     except OSError as error:
         raise NotAskedError from error
     kept = [each for each in headers if each[0] not in OF_CONNECTION | {b"connection", b"content-length"}]
-    lines = b"".join(b"%s: %s\r\n" % each for each in (*kept, (b"content-length", str(length or len(body)).encode())))
+    lines = b"".join(b"%s: %s\r\n" % each for each in (*kept, (b"content-length", str(len(body)).encode())))
     writer.write(b"%s %s HTTP/1.1\r\n%s\r\n" % (method.encode(), target, lines) + body)
     return ReplicaAnswer(reader, writer, method == "HEAD")

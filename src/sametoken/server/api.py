@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from sametoken.server.body_size import LONG_BODY, check
-from sametoken.server.errors import CLIENT_GONE, ApiError, invalid
+from sametoken.server.body_size import LONG_BODY, check, read_body
+from sametoken.server.errors import ApiError, invalid
 from sametoken.server.fields import Body, field_names
 from sametoken.server.http import check_content
 from sametoken.server.prompts import Prompts
@@ -43,22 +43,12 @@ class Api:
         if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
             message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
             raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
-        stated = request.headers.get("content-length", "")
-        if stated.isascii() and stated.isdigit() and int(stated[:20]) > self._most:
-            raise _too_large(f"{stated[:20]} bytes", self._most)
-        received = bytearray()
-        try:
-            async for piece in request.stream():
-                received += piece
-                if len(received) > self._most:
-                    raise _too_large("more than that", self._most)
-        except ClientDisconnect as error:
-            raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
+        received = await read_body(request, self._most)
         request.state.is_long = len(received) > LONG_BODY
         if request.state.is_long:
-            body = await asyncio.to_thread(_parsed, kind, bytes(received))
+            body = await asyncio.to_thread(_parsed, kind, received)
         else:
-            body = _parsed(kind, bytes(received))
+            body = _parsed(kind, received)
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
 
@@ -81,8 +71,3 @@ def _parsed(kind: type[B], received: bytes) -> B:
         return kind.model_validate_json(received)
     except ValidationError as error:
         raise invalid(error, field_names(kind), received) from error
-
-
-def _too_large(got: str, most: int) -> ApiError:
-    message = f"the body has {got}, this server takes at most {most} bytes (max_body); send less"
-    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

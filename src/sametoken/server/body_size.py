@@ -1,4 +1,4 @@
-"""How much a body holds, counted before it is parsed.
+"""How large a body is, and how much it holds, counted before it is parsed.
 
 Parsing, validation and their errors take time and memory by the number of values, not by the bytes: 8 MB may be one
 text, or 3.9 million numbers. pydantic holds the lock of Python while it parses a body or lists what is wrong with it,
@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sametoken.server.errors import ApiError
+from starlette.requests import ClientDisconnect, Request
+
+from sametoken.server.errors import CLIENT_GONE, ApiError
 
 MOST_KEYS = 2**15  # of all objects together; each may be an error of its own
 MOST_OBJECTS = 2**15  # messages, parts of messages, tools and what is in them
 MOST_VALUES = 2**20  # of all lists and objects together, which may be token ids
+MOST_DROPPED = 2**26  # bytes of a body that is too large, which are read all the same
 LONG_BODY = 2**14  # bytes from which a body is read in a thread
 PIECE = 2**16  # bytes that are counted at once, so that other threads run
 
@@ -57,3 +60,38 @@ def check(body: bytes) -> None:
         if count > most:
             message = f"the body has {count} {name}, this server takes at most {most}; send fewer, or several requests"
             raise ApiError(413, message, code="body_too_large")
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The bytes of a body.
+
+    One that is too large is read all the same, up to a limit, and dropped: a connection that is closed with bytes
+    unread is reset, and its client might never see why.
+
+    Raises:
+        ApiError: it has more than `most` bytes, or the client went away.
+    """
+    stated = request.headers.get("content-length", "")
+    size = int(stated[:20]) if stated.isascii() and stated.isdigit() else 0
+    got = f"{size} bytes" if size else "more than that"
+    asks = "expect" in request.headers  # before it sends the body
+    if size > MOST_DROPPED or (size > most and asks):
+        raise _too_large(got, most)
+    received, count = bytearray(), 0
+    try:
+        async for piece in request.stream():
+            count += len(piece)
+            if count > MOST_DROPPED:
+                break
+            if count <= most:
+                received += piece
+    except ClientDisconnect as error:
+        raise ApiError(CLIENT_GONE, "the client went away within its request", code="client_gone") from error
+    if count > most:
+        raise _too_large(got, most)
+    return bytes(received)
+
+
+def _too_large(got: str, most: int) -> ApiError:
+    message = f"the body has {got}, this server takes at most {most} bytes (max_body); send less"
+    return ApiError(413, message, code="body_too_large", headers={"Connection": "close"})

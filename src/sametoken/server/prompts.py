@@ -10,7 +10,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
-from sametoken.checkpoint.tokenizer import check_tokenisable
 from sametoken.engine.llm import LLM
 from sametoken.engine.llm_requests import Prompt
 from sametoken.engine.request import Request
@@ -128,7 +127,7 @@ class Prompts:
             text = self._tokenizer.apply_chat_template(turns, talk.begins, talk.continues, **options)
             if whole:
                 self._llm.check_length(text)
-            check_tokenisable(text)
+            self._tokenizer.check_tokenisable(text)
             return text, self._tokenizer.encode(text, add_special_tokens=special_tokens)
         except PromptTooLongError:
             raise
@@ -144,7 +143,7 @@ class Prompts:
             if isinstance(prompt, str):
                 if asked.keep is None:
                     self._llm.check_length(prompt)
-                check_tokenisable(prompt)
+                self._tokenizer.check_tokenisable(prompt)
             ids = self._tokenizer.encode(prompt, asked.special_tokens) if isinstance(prompt, str) else list(prompt)
         except RequestError as error:
             raise error.about("prompt") from error

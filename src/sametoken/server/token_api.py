@@ -10,7 +10,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sametoken.checkpoint.tokenizer import check_tokenisable
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
 from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
@@ -40,7 +39,7 @@ class TokenApi(Api):
 
     def _ids(self, text: str, special_tokens: bool) -> list[int]:
         try:
-            check_tokenisable(text)
+            self._tokenizer.check_tokenisable(text)
             return self._tokenizer.encode(text, special_tokens)
         except RequestError as error:
             raise misread(error, "prompt") from error

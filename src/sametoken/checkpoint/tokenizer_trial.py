@@ -1,0 +1,197 @@
+"""What the rules of a tokenizer may cost, and a trial of those of unknown cost in a process with limits.
+
+tokenizer.json is a file of strangers. It may hold expressions that take hours for a page of text, replacements that
+make gigabytes of a word, and tables that the library reads beyond their end, all in one call that no thread can end.
+How much a text can grow is told from the rules; what an expression costs is tried. Expressions of published models are
+known to be harmless and are not tried. This module imports neither torch nor transformers, so that the process begins
+within 0.1 s.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from sametoken.checkpoint.gguf.splitting import SPLITS
+from sametoken.errors import RequestError
+
+TRIAL_SECONDS = 5  # of processor time
+TRIAL_MEMORY = 2**31  # bytes, besides what the interpreter has
+MOST_WAIT = 60.0  # seconds on the clock, for a machine that is busy
+MOST_TEXT = 2**22  # bytes of a request's text that is tokenised: a million tokens of English, some 5 s and 0.5 GB
+USUAL_GROWTH = 16  # bytes that a normaliser makes of one; where it makes more, texts have to be shorter
+MOST_GROWTH = 256  # bytes that the rules may make of one
+PARTS = ("normalizer", "pre_tokenizer", "decoder")
+# Their time grows with the square of a text's length.
+SQUARED = {r"\s+$", r"\d{1,3}(?=(?:\d{3})*\b)"}
+HARMLESS = {expression for split in SPLITS.values() for expression in split} - SQUARED | {" {2,}"}
+REPEATED = 2000  # times that a text of the trial at load repeats a few signs
+# An expression that needs a sign which a text lacks is not even tried, so that the texts end with many.
+REST = "! The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
+TRIED = tuple(sign * REPEATED + REST for sign in ("a", " ", "1", "\n", "aB", "\u00e9", "\u6f22", "a ", "Hello, 24: "))
+TRIAL = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.tokenizer_trial import main; main()"
+
+
+class TextCost:
+    """What a tokenizer may make of a text.
+
+    Args:
+        backend: the library's tokenizer.
+
+    Attributes:
+        most_text: bytes of a request's text that is tokenised.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        parts = {name: getattr(backend, name) for name in PARTS}
+        self._rules = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
+        self._unknown = needs_trial(self._rules)
+        self.most_text = MOST_TEXT // max(1, growth(self._rules["normalizer"]) // USUAL_GROWTH)
+
+    def check(self) -> None:
+        """Refuses rules that make too much of a text, or take too long for it.
+
+        Raises:
+            RequestError: says why.
+        """
+        most = max(growth(self._rules["normalizer"]), growth(self._rules["decoder"]))
+        if most > MOST_GROWTH:
+            raise RequestError(f"the tokenizer makes up to {most} bytes of one, expected at most {MOST_GROWTH}")
+        self._try(TRIED)
+
+    def check_text(self, text: str) -> None:
+        """Refuses a long text for which rules of unknown cost take too long.
+
+        Raises:
+            RequestError: says why.
+        """
+        self._try([text])
+
+    def _try(self, texts: Sequence[str]) -> None:
+        if not self._unknown:
+            return
+        try:
+            said = trial(self._rules, texts)
+        except OSError as error:
+            words = f"no process could be started to try the tokenizer ({error.strerror})"
+            raise RequestError(words, advice="try again later") from error
+        if said is not None:
+            raise RequestError(f"the tokenizer {said} on a text of {max(map(len, texts))} characters")
+
+
+def growth(rule: Any) -> int:
+    """Most bytes that a rule of a normaliser, or all of a sequence, can make of one.
+
+    Args:
+        rule: as tokenizer.json has it. One of another shape is left to the library.
+    """
+    match rule:
+        case {"type": "Sequence"}:
+            made = 1
+            for inner in rule.get("normalizers") or rule.get("decoders") or ():
+                made *= growth(inner)
+            return made
+        case {"type": "Replace", "content": str() as content, "pattern": {"String": str() as old}} if old:
+            return max(1, -(-len(content.encode()) // len(old.encode())))
+        case {"type": "Replace", "content": str() as content}:
+            return len(content.encode()) + 1
+        case {"type": "Prepend", "prepend": str() as content}:
+            return len(content.encode()) + 1
+        case {"type": "Precompiled", "precompiled_charsmap": str() as table}:
+            held = base64.b64decode(table)
+            return max(map(len, held[4 + int.from_bytes(held[:4], "little") :].split(b"\0")), default=1) or 1
+    return 1
+
+
+def needs_trial(rules: Mapping[str, Any]) -> bool:
+    """Whether the cost of a tokenizer's rules is not known.
+
+    Args:
+        rules: the parts of tokenizer.json, by the names in PARTS.
+    """
+    return any(expression not in HARMLESS for part in rules.values() for expression in _expressions(part))
+
+
+def _expressions(rule: Any) -> Iterator[str]:
+    """The regular expressions of a rule; a table that is compiled elsewhere is one of them."""
+    if isinstance(rule, list):
+        for inner in rule:
+            yield from _expressions(inner)
+    elif isinstance(rule, dict):
+        if rule.get("type") == "Precompiled":
+            yield "a table"
+        for key, inner in rule.items():
+            if key == "Regex":
+                yield str(inner)
+            else:
+                yield from _expressions(inner)
+
+
+def trial(rules: Mapping[str, Any], texts: Sequence[str]) -> str | None:
+    """Why texts cannot be split by rules; None if they can.
+
+    Raises:
+        OSError: the process could not be started.
+    """
+    given = json.dumps({"rules": rules, "texts": texts}).encode()
+    command = [sys.executable, "-c", TRIAL, *sys.path]
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=MOST_WAIT, check=False)
+        said: str | None = json.loads(done.stdout)
+    except (subprocess.TimeoutExpired, ValueError):  # it says nothing where the kernel ended it
+        return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
+    return said
+
+
+def main() -> None:
+    """Reads rules and texts from standard input and prints what is wrong with them, as JSON."""
+    given = json.load(sys.stdin)
+    import tokenizers
+
+    # Processor time, not the time on the clock: a busy machine refuses the same rules as an idle one. The signal's own
+    # effect is to end the process.
+    signal.setitimer(signal.ITIMER_PROF, TRIAL_SECONDS)
+    with open("/proc/self/statm", encoding="ascii") as stated:
+        most = int(stated.read().split()[0]) * resource.getpagesize() + TRIAL_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # Without words of its own: what the rules cost does not depend on the vocabulary.
+    empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    said = None
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**empty, **given["rules"]}))
+        for text in given["texts"]:
+            tokenizer.encode(text)
+            if tokenizer.decoder is not None:
+                tokenizer.decoder.decode([text])
+    except BaseException as error:  # what the library ends with is no Exception
+        said = f"fails ({_first_line(error)})"
+    print(json.dumps(said))
+
+
+@contextmanager
+def worded(doing: str) -> Iterator[None]:
+    """Turns what the library ends with into words: its panics are no `Exception`.
+
+    Raises:
+        RequestError: the library failed.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        words = f"the tokenizer cannot {doing} ({_first_line(error)})"
+        raise RequestError(words, advice="check its tokenizer.json") from error
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error says, in short."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
