@@ -12,7 +12,7 @@ from openai import BadRequestError, NotFoundError
 
 from cli_checks import Pair
 from sametoken import LLM
-from sametoken.server.stored import ResponseStore, Stored
+from sametoken.server.stored import ResponseStore, StoredResponse
 from sametoken.server.text_request import Turn
 from server_checks import Gate, Running, openai_client, running, with_template
 
@@ -90,8 +90,8 @@ def test_work_in_the_background_can_be_cancelled(tiny_pair: Pair) -> None:
 
 
 def test_the_oldest_response_leaves_first() -> None:
-    def stored(id_: str, size: int = 0) -> Stored:
-        return Stored({"id": id_, "status": "completed"}, [Turn("user", "x" * size)])
+    def stored(id_: str, size: int = 0) -> StoredResponse:
+        return StoredResponse({"id": id_, "status": "completed"}, [Turn("user", "x" * size)])
 
     store = ResponseStore(2)
     for id_ in "abc":

@@ -21,7 +21,7 @@ _Place = tuple[str, str]  # whose response, and its id
 
 
 @dataclass(slots=True)
-class Stored:
+class StoredResponse:
     """A response.
 
     Attributes:
@@ -49,9 +49,9 @@ class ResponseStore:
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
-        self._known: OrderedDict[_Place, tuple[Stored, int]] = OrderedDict()
+        self._known: OrderedDict[_Place, tuple[StoredResponse, int]] = OrderedDict()
 
-    def put(self, stored: Stored) -> None:
+    def put(self, stored: StoredResponse) -> None:
         """Keeps a response, in the place of an earlier one with its id."""
         place, size = _place(stored.response["id"]), stored.size
         self._drop(place)
@@ -67,7 +67,7 @@ class ResponseStore:
         if place in self._known:
             self._bytes -= self._known.pop(place)[1]
 
-    def find(self, id_: str, param: str) -> Stored:
+    def find(self, id_: str, param: str) -> StoredResponse:
         """The response of an id.
 
         Args:

@@ -28,7 +28,7 @@ from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.stored import Stored
+from sametoken.server.stored import StoredResponse
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import aside
 from sametoken.server.words import ReplyHead, Source, Usual, Words
@@ -147,13 +147,13 @@ class TextApi(Api):
         turns = talk.turns[own:]
 
         def keep(response: dict[str, Any]) -> None:
-            store.put(Stored(response, [*turns, *turns_of(response["output"])]))
+            store.put(StoredResponse(response, [*turns, *turns_of(response["output"])]))
 
         return asked, None if body.store is False else keep
 
     def _in_background(self, job: Job, words: Words, asked: TextRequest) -> Response:
         """The answer to a request that nobody waits for, which is worked on meanwhile."""
-        stored = Stored(dict(cast(Any, words).queued()), stop=job.close)
+        stored = StoredResponse(dict(cast(Any, words).queued()), stop=job.close)
         answer, worker = JSONResponse(stored.response), self._worker
         worker.stored.put(stored)
 
