@@ -12,8 +12,9 @@ import pytest
 from cli_checks import Pair
 from sametoken import LLM
 from sametoken.errors import RequestError
+from sametoken.server.llama.forms import lark_of
 from sametoken.server.llama.infill import find_marks, infill_ids
-from sametoken.server.llama.schema import lark_of, nested
+from sametoken.server.llama.schema import nested
 from sametoken.server.text_request import Infill
 from server_checks import MODEL, Running, running, with_template
 
@@ -121,7 +122,37 @@ def test_grammars(served: Running) -> None:
     post(served, "/chat/completions", 400, **SAID, response_format={"type": "json_object", "schema": 123})
 
 
-@pytest.mark.parametrize("gbnf", ["(" * 20_000, 'x ::= "a"', "root", "a" * 200_000], ids=lambda g: g[:9])
+SAMPLERS: list[dict[str, Any]] = [
+    {"typical_p": 0.4}, {"top_n_sigma": 0.5}, {"xtc_probability": 1.0, "xtc_threshold": 0.02},
+    {"dynatemp_range": 0.9}, {"dry_multiplier": 5.0, "dry_allowed_length": 0, "dry_sequence_breakers": ["x"]},
+    {"repeat_last_n": 4, "repeat_penalty": 3.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=[next(iter(each)) for each in SAMPLERS])
+def test_samplers_hold_with_and_without_a_draft(served: Running, sampler: dict[str, Any]) -> None:
+    asked = {**ASKED, "n_predict": 24, "top_k": 0, "ignore_eos": True, "return_tokens": True}
+    usual = post(served, "/completion", **asked)
+    shaped = post(served, "/completion", **asked, **sampler)
+    plain = post(served, "/completion", **asked, **sampler, speculative={"enabled": False})
+    assert shaped["tokens"] == plain["tokens"] != usual["tokens"]
+    assert "draft_n" not in plain["timings"]
+    assert shaped["generation_settings"] | sampler == shaped["generation_settings"]
+
+
+def test_a_sampler_that_is_not_here_or_out_of_range_is_refused(served: Running) -> None:
+    for name, value in (("mirostat", 2), ("typical_p", 1.5), ("xtc_probability", -1), ("dry_sequence_breakers", [""])):
+        assert name in post(served, "/completion", 400, **ASKED, **{name: value})["error"]["message"]
+
+
+def test_a_grammar_may_be_recursive(served: Running) -> None:
+    left = 'root ::= x "c"\nx ::= y "a" | "b"\ny ::= x'
+    said = post(served, "/completion", **ASKED, grammar=left)["content"]
+    assert set(said) <= set("abc")
+    assert said[0] == "b"
+
+
+@pytest.mark.parametrize("gbnf", ["(" * 20_000, 'x ::= "a"', "root ::= y", "root", "a" * 200_000], ids=lambda g: g[:9])
 def test_no_grammar(gbnf: str) -> None:
     with pytest.raises(RequestError):
         lark_of(gbnf)

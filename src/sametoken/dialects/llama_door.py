@@ -19,6 +19,7 @@ from sametoken.dialects.peers import (
 from sametoken.errors import ConfigError
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
+WORDS = ("--any-model", "--cors-credentials", "--no-metrics")  # its defaults for switches of ours
 # What switches a sampler off that `--samplers` leaves out, by its names.
 SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
     ("penalties",): {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
@@ -26,10 +27,24 @@ SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
     ("top_p", "top-p", "nucleus"): {"top_p": 1.0},
     ("min_p", "min-p"): {"min_p": 0.0},
     ("temperature", "temp"): {"temperature": 1.0},
+    ("dry",): {"shaping.dry_multiplier": 0.0},
+    ("top_n_sigma", "top-n-sigma"): {"shaping.top_n_sigma": -1.0},
+    ("typ_p", "typical_p", "typ-p", "typical"): {"shaping.typical_p": 1.0},
+    ("xtc",): {"shaping.xtc_probability": 0.0},
 }
-# Samplers that are off unless another option, which is refused, turns them on.
-OFF = ("dry", "top_n_sigma", "top-n-sigma", "typ_p", "typical_p", "typ-p", "typical", "xtc", "infill", "adaptive_p")
-LETTERS = {"e": "penalties", "k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature"}  # of --sampler-seq
+OFF = ("infill", "adaptive_p")  # samplers that no option turns on
+LETTERS = {
+    "e": "penalties",
+    "d": "dry",
+    "s": "top_n_sigma",
+    "k": "top_k",
+    "y": "typ_p",
+    "p": "top_p",
+    "m": "min_p",
+    "x": "xtc",
+    "t": "temperature",
+}  # fmt: skip - of --sampler-seq
+STEP = 512  # tokens that llama-server reads at once, where -ub does not say otherwise
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # of the log, by llama-server's verbosity
 DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # ours
 
@@ -40,7 +55,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
     Raises:
         ConfigError: an option would change texts or what is served, or its value makes no sense.
     """
-    to = Passage(words=["--any-model"], sampling=dict(SAMPLING), seen={"--port": "8080", "origins": "*"})
+    to = Passage(words=[*WORDS], sampling=dict(SAMPLING), seen={"--port": "8080", "origins": "*"})
     kept = {name: value for name, value in environ.items() if name not in ("HF_TOKEN", "LLAMA_API_KEY")}  # read later
     read(table("llama_server"), arguments, kept, RULES, to)
     _join(to)
@@ -58,6 +73,9 @@ def _join(to: Passage) -> None:
             context //= slots
     if context > 0:
         to.set("--max-seq-len", str(context))
+    steps = [int(seen[name]) for name in ("micro", "batch") if name in seen]
+    if "micro" in seen or min(steps, default=STEP) < STEP:
+        to.set("--max-num-tokens", str(min(steps)))
     if "model" in seen:
         name, given = seen["model"], ":" in seen["model"].rpartition("/")[2]
         file = seen.get("hf_file")
@@ -99,6 +117,22 @@ def _whole(name: str) -> Rule:
         to.seen[name] = value
 
     return take
+
+
+def _sleep(to: Passage, value: str, spelling: str) -> None:
+    _whole("sleep")(to, value, spelling)
+    if int(value) == 0 or int(value) < -1:
+        raise ConfigError(f"{spelling} {value}: expected a number of seconds, or -1 for never")
+    if int(value) > 0:
+        to.set("--sleep-idle-seconds", value)
+
+
+def _breaker(to: Passage, value: str, _: str) -> None:
+    shaping = to.sampling.setdefault("shaping", {})
+    shaping["dry_sequence_breakers"] = [
+        *shaping.get("dry_sequence_breakers", []),
+        *([value] if value != "none" else []),
+    ]
 
 
 def _switch(*words: str) -> Rule:
@@ -162,14 +196,15 @@ def _samplers(to: Passage, value: str, spelling: str) -> None:
     if unknown := [name for name in named if name not in ours and name not in OFF]:
         raise ConfigError(f"{spelling} {value}: no sampler {unknown[0]!r}; expected some of {', '.join(ours)}")
     for names, off in SAMPLERS.items():
-        if not set(names) & set(named):
-            to.sampling.update(off)
+        for name, number in off.items() if not set(names) & set(named) else ():
+            folder, _, own = name.rpartition(".")
+            (to.sampling.setdefault(folder, {}) if folder else to.sampling)[own] = number
     if without := [name for name in named if name in OFF]:
         to.idle.append(f"{spelling} {';'.join(without)} (off)")
 
 
 def _letters(to: Passage, value: str, spelling: str) -> None:
-    _samplers(to, ";".join(LETTERS.get(letter, "dry") for letter in value), spelling)
+    _samplers(to, ";".join(LETTERS.get(letter, letter) for letter in value), spelling)
 
 
 RULES: Mapping[str, Rule] = {
@@ -180,5 +215,6 @@ RULES: Mapping[str, Rule] = {
     "offline": variable("HF_HUB_OFFLINE", "1"), "hf_token": variable("HF_TOKEN"), "device": _device,
     "thinking": _thinking, "budget": _budget, "effort": _effort, "template": template_rule, "sampling": sampling_rule,
     "format": _format, "samplers": _samplers, "letters": _letters,
+    "batch": _whole("batch"), "micro": _whole("micro"), "breaker": _breaker, "sleep": _sleep,
     "quiet_slots": _switch("--no-slots"), "log_format": _log_format,
 }  # fmt: skip

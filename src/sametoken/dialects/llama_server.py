@@ -11,7 +11,7 @@ from typing import Any
 
 from sametoken import kinds
 from sametoken.dialects.rules import Sets
-from sametoken.dialects.trtllm import ALWAYS, KERNELS, METRICS, NO_PART
+from sametoken.dialects.trtllm import ALWAYS, KERNELS, NO_PART
 from sametoken.options.speculation import NO_DRAFT
 
 # How drafts are made, as far as both have it.
@@ -106,7 +106,6 @@ NO_EFFECT: dict[str, str] = {
     "weights are read at the start and stay in memory": "mmap=true mlock=false",
     "set --cpus, or start the server with numactl": "numa",
     "/v1/embeddings is always served": "embedding=true embeddings=true",
-    METRICS: "metrics=true",
     NO_PART: "props=false warmup:bool cache_reuse=0",
     ALWAYS: "cont_batching/-cb=true kv_unified/-kvu=true jinja=true",
 }  # fmt: skip

@@ -213,7 +213,9 @@ def take(
         to.idle.append(shown)
     elif row.what.startswith("sampling:"):
         _, name, kind = row.what.split(":")
-        to.sampling[name] = _number(kind, values[0] if values else "", shown)
+        folder, _, own = name.rpartition(".")
+        place = to.sampling.setdefault(folder, {}) if folder else to.sampling
+        place[own] = _number(kind, values[0] if values else "", shown)
     elif row.what.startswith("--"):
         to.seen.pop(row.what, None)
         for value in values:
@@ -237,7 +239,7 @@ def _number(kind: str, value: str, shown: str) -> object:
         raise ConfigError(f"{shown}: expected a number") from error
     if kind == "seed":
         return None if number in (-1, 2**32 - 1) else number
-    return None if number < 0 else number
+    return None if number < 0 and kind != "int" else number
 
 
 def _is_number(word: str) -> bool:

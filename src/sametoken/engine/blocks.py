@@ -168,6 +168,35 @@ class BlockManager:
             found.append(page)
         return PrefixMatch(found, draft_cached)
 
+    def offered(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[list[int], dict[str, int]]:
+        """The longest run of shared pages that hold the beginning of a sequence, which nobody comes to own by this.
+
+        Args:
+            salt: see `match`.
+
+        Returns:
+            the pages, and by drafter how many leading tokens have its keys and values too, made with this sequence.
+        """
+        found: list[int] = []
+        drafts: dict[str, int] = {}
+        for i, digest in enumerate(self._digests(tokens, salt), start=1):
+            page = self._page_of.get(digest)
+            if page is None:
+                break
+            after = next(iter(tokens[i * self.page_size :][:1]), None)
+            for name, followed in self._draft_kv[page].items():
+                if followed == after and drafts.get(name, 0) == (i - 1) * self.page_size:
+                    drafts[name] = i * self.page_size
+            found.append(page)
+        return found, drafts
+
+    def erase(self, tokens: Sequence[int], salt: bytes = b"") -> int:
+        """Offers the pages of a sequence to nobody any more; how many tokens they hold. `salt` as for `match`."""
+        pages, _ = self.offered(tokens, salt)
+        for page in reversed(pages):
+            self._drop(page)
+        return len(pages) * self.page_size
+
     def publish(
         self,
         tokens: Sequence[int],

@@ -237,7 +237,7 @@ def _on_device(request: Request) -> bool:
     """Whether nothing but emitting its tokens needs the host."""
     if request.reports_steps or request.params.logprobs is not None:
         return False
-    return request.remaining == 1 and request.sampling.grammar is None
+    return request.remaining == 1 and not request.sampling.on_host
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:

@@ -22,7 +22,7 @@ from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.engine.scheduler import Scheduler
-from sametoken.kernels.cpu.memory import release
+from sametoken.kernels.cpu.memory import give_back_files, release
 from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.runtime.cache import KVCache, PageTable
 
@@ -42,6 +42,7 @@ class Engine:
         caches: the target's and the drafters', whose memory `give_back` returns.
 
     Attributes:
+        caches: as given.
         reports: called with the report of every step.
     """
 
@@ -58,7 +59,7 @@ class Engine:
         captured: CapturedSteps | None = None,
         caches: Sequence[KVCache] = (),
     ) -> None:
-        self.captured, self.max_batch_size, self._caches = captured, max_batch_size, caches
+        self.captured, self.max_batch_size, self.caches = captured, max_batch_size, caches
         # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting
@@ -107,13 +108,19 @@ class Engine:
             self._retire(request)
             self._aborted.append(Emission.end(request))
 
-    def give_back(self) -> None:
-        """Gives memory back to the system while there is no request; prefixes are computed again when they return."""
+    def give_back(self, files: bool = False) -> None:
+        """Gives memory back to the system while there is no request; prefixes are computed again when they return.
+
+        Args:
+            files: weights that lie in a mapped file too; the next step reads them again.
+        """
         if not self.busy:
             self.scheduler.blocks.forget()
-            for cache in self._caches:
+            for cache in self.caches:
                 cache.clear()
             release()
+            if files:
+                give_back_files()
 
     def calibrate(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Measures what drafts cost on this machine, in about 0.3 seconds, unless that is known or nothing drafts.
@@ -159,6 +166,7 @@ class Engine:
             self._leave(row)
         for row, request_id, cached, draft_cached in plan.admitted:
             request = self.rows[row] = self._requests[request_id]
+            request.last_row = row
             if not request.started:  # a preempted one finds its own pages, which nobody saved it
                 request.cached_tokens, request.started, request.seated = cached, True, time.perf_counter()
             self.drafting.admit(row, request, cached, draft_cached)

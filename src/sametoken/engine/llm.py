@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Self, Unpack
 import torch
 
 from sametoken.checkpoint.chat import Message, is_list
+from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.dialects.keywords import Keywords, read_keywords
 from sametoken.engine.build import build_engine, default_method
@@ -25,6 +27,7 @@ from sametoken.engine.progress import counted
 from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import NO_WINDOWS, ConfigError, EngineError, RequestError, shown
+from sametoken.kernels.cpu.variant import status
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
 from sametoken.options.keywords import Options
 from sametoken.options.sampling import SamplingParams
@@ -101,7 +104,8 @@ class LLM:
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling
-        self.pooling, self.ranks = loaded.pooling, loaded.ranks
+        self.pooling, self.ranks, self._places = loaded.pooling, loaded.ranks, loaded.places
+        self._formats = (config.quantization, config.draft_quantization, cache.dtype, cache.tokens_per_block)
         self.engine: Engine
         self.engine, context = build_engine(loaded, self.speculative, config, cache)
         self.max_seq_len = context.length
@@ -244,6 +248,13 @@ class LLM:
     def check_length(self, text: str) -> None:
         """Refuses a prompt that cannot fit, before it is tokenised; see `RequestMaker.check_length`."""
         self._maker.check_length(text)
+
+    def fingerprint(self) -> str:
+        """A hash of what decides the bits of keys and values: models, number formats, kernels, pages."""
+        decoder, stretched = self.engine.runner.decoder, self.config.rope.kind == "longrope"
+        facts = [*map(model_digest, self._places), self._formats, decoder.dtype, decoder.embed.device.type,
+                 status().variant, self.max_seq_len if stretched else 0]  # fmt: skip
+        return hashlib.sha256(repr(facts).encode()).hexdigest()
 
     @property
     def methods(self) -> tuple[str, ...]:

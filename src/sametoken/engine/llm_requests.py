@@ -65,6 +65,7 @@ class RequestMaker:
         self.max_seq_len, self._remedy = context
         self._grammars = Grammars(tokenizer, vocab_size)
         self._ids = itertools.count()
+        self._breaking: dict[tuple[bytes, ...], frozenset[int]] = {}
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -99,6 +100,7 @@ class RequestMaker:
         stop_ids = eos | frozenset(params.stop_token_ids)
         drafters = [self.engine.drafters[method] for method in speculation.methods]
         bad_words = [ids for word in params.bad_words for ids in _spellings(self.tokenizer, word)]
+        breakers = self._breakers(params)
         grammar, prediction = self._parsed(params, speculation.methods, {} if known is None else known)
         device, blocks = self.engine.table.table.device, self.engine.scheduler.blocks
 
@@ -113,6 +115,7 @@ class RequestMaker:
                 bad_words,
                 device,
                 own_grammar,
+                breakers,
             )
             return Request(
                 id=next(self._ids),
@@ -158,6 +161,18 @@ class RequestMaker:
         mask = torch.zeros(size, dtype=torch.bool)
         mask[list(params.allowed_token_ids)] = True
         return AllowedTokens(mask, grammar)
+
+    def _breakers(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that have one of the texts in them at which DRY ends a repeated sequence."""
+        if params.shaping is None or not params.shaping.dry:
+            return frozenset()
+        texts = tuple(text.encode() for text in params.shaping.dry_sequence_breakers)
+        if texts not in self._breaking:
+            self._breaking = {texts: frozenset(
+                token for token in range(self.vocab_size)
+                if any(text in self.tokenizer.token_bytes(token) for text in texts)
+            )}  # fmt: skip
+        return self._breaking[texts]
 
     def check_length(self, text: str) -> None:
         """Refuses a text that cannot fit the context, by its length alone.

@@ -53,6 +53,7 @@ class Loaded(NamedTuple):
         sampling: names and values of the sampling parameters that the model recommends.
         pooling: how it makes vectors of texts, None where it is no embedding model.
         ranks: the other processes that compute the target, None for none.
+        places: directories of the target and of the draft.
     """
 
     target: Decoder
@@ -62,6 +63,7 @@ class Loaded(NamedTuple):
     sampling: dict[str, Any]
     pooling: Pooling | None
     ranks: Lead | None = None
+    places: tuple[Path, ...] = ()
 
 
 def load_models(
@@ -115,7 +117,16 @@ def load_models(
             guesser.module.join(ranks.draft)
         ranks.loaded()
     tried.result()
-    return Loaded(target, guesser, plan.tokenizer, plan.limit, plan.sampling, plan.pooling, ranks)
+    return Loaded(
+        target,
+        guesser,
+        plan.tokenizer,
+        plan.limit,
+        plan.sampling,
+        plan.pooling,
+        ranks,
+        (directory,) if place is None else (directory, place),
+    )
 
 
 def _aside(function: Callable[[], T]) -> Future[T]:

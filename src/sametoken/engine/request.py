@@ -72,6 +72,11 @@ class Emission(NamedTuple):
         )
 
 
+def salt_of(*parts: str) -> bytes:
+    """What keeps the texts of an owner with this salt apart, b"" where neither is given."""
+    return "\0".join(parts).encode(errors="replace") if any(parts) else b""
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A sequence in the engine.
@@ -82,7 +87,7 @@ class Request:
             clock of `time.perf_counter`; None until then.
         tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
         committed: leading tokens whose keys and values are in the target's cache; the scheduler alone sets it.
-        row: place in the batch, None while waiting; `started` once it had one.
+        row: place in the batch, None while waiting; `last_row`: the one that it has or had; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
         error: what it ended with where `finish_reason` is "error": a `RequestError` where the request is at fault.
         method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
@@ -124,6 +129,7 @@ class Request:
     committed: int = 0
     cached_tokens: int = 0
     row: int | None = None
+    last_row: int | None = None
     started: bool = False
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -178,8 +184,7 @@ class Request:
     @property
     def salt(self) -> bytes:
         """Its owner and the salt that it asked for: what keeps its texts apart from those of other requests."""
-        parts = self.owner, self.params.cache_salt or ""
-        return "\0".join(parts).encode(errors="replace") if any(parts) else b""
+        return salt_of(self.owner, self.params.cache_salt or "")
 
     @property
     def kept_tokens(self) -> int:

@@ -5,68 +5,29 @@ Nothing here is accepted and ignored: a value that cannot be honoured is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     PlainValidator,
     TypeAdapter,
-    ValidationError,
     ValidationInfo,
     WithJsonSchema,
 )
 from pydantic.dataclasses import dataclass
 from pydantic_core import CoreSchema
 
-from sametoken.errors import RequestError, SametokenError, unknown_name
+from sametoken.errors import RequestError, unknown_name
 from sametoken.options import json_types
-from sametoken.options.declaration import Count, Declared, Positive, Shown, declared, expected
+from sametoken.options.declaration import Count, Declared, Positive, Shown, declared
 from sametoken.options.json_types import MOST_BIAS
+from sametoken.options.refusals import STRICT, refusal, refusing
+from sametoken.options.shaping import Shaping
 
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 _SOME_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-T = TypeVar("T")
-
-
-def _refusing(field: str = "") -> Callable[[type[T]], type[T]]:
-    """Lets a dataclass raise `RequestError`, which says what the field should be; `field` holds the object."""
-
-    def wrap(owner: type[T]) -> type[T]:
-        checked = owner.__init__
-
-        @wraps(checked)
-        def init(self: T, *values: Any, **named: Any) -> None:
-            try:
-                checked(self, *values, **named)
-            except ValidationError as error:
-                raise _refused(owner, field, error) from None
-
-        owner.__init__ = init  # type: ignore[assignment, method-assign]
-        return owner
-
-    return wrap
-
-
-def _refused(owner: type, field: str, error: ValidationError) -> Exception:
-    problem = error.errors()[0]
-    raised = problem.get("ctx", {}).get("error")
-    if isinstance(raised, SametokenError):
-        return raised
-    known = declared(owner)
-    name = str(problem["loc"][0]) if problem["loc"] else ""
-    if name not in known:
-        return TypeError(f"{owner.__name__}: {unknown_name('argument', name, known)}")
-    return _refusal(field or name, problem["input"], expected(known[name]), f".{name}" if field else "")
-
-
-def _refusal(field: str, got: object, expected: str, place: str = "") -> RequestError:
-    advice = "change it or leave it out for the default"
-    return RequestError(f"got {got!r}, expected {expected}", field=field, place=place, advice=advice)
 
 
 def _is_integer(value: object) -> bool:
@@ -76,9 +37,9 @@ def _is_integer(value: object) -> bool:
 def _strings(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     # A string is itself a sequence of strings: bad_words="no" would ban the letters n and o.
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _refusal(f"{info.field_name}", value, "a list of strings")
+        raise refusal(f"{info.field_name}", value, "a list of strings")
     if not all(isinstance(item, str) and item for item in value):
-        raise _refusal(f"{info.field_name}", value, "strings that are not empty")
+        raise refusal(f"{info.field_name}", value, "strings that are not empty")
     return tuple(value)
 
 
@@ -89,22 +50,22 @@ def _stops(value: Any, info: ValidationInfo) -> tuple[str, ...]:
 def _choices(value: Any) -> Any:
     listed = isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
     if value is not None and not (listed and all(isinstance(text, str) and text for text in value)):
-        raise _refusal("structured_outputs", value, "texts that are not empty", ".choice")
+        raise refusal("structured_outputs", value, "texts that are not empty", ".choice")
     return value
 
 
 def _token_ids(value: Any, info: ValidationInfo) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise _refusal(f"{info.field_name}", value, "a list of token ids")
+        raise refusal(f"{info.field_name}", value, "a list of token ids")
     if not all(_is_integer(item) and item >= 0 for item in value):
-        raise _refusal(f"{info.field_name}", value, "token ids >= 0")
+        raise refusal(f"{info.field_name}", value, "token ids >= 0")
     return tuple(value)
 
 
 def _some_token_ids(value: Any, info: ValidationInfo) -> tuple[int, ...] | None:
     ids = None if value is None else _token_ids(value, info)
     if ids == ():
-        raise _refusal(f"{info.field_name}", ids, "at least one token id")
+        raise refusal(f"{info.field_name}", ids, "at least one token id")
     return ids
 
 
@@ -112,17 +73,17 @@ def _biases(value: Any) -> dict[int, float] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise _refusal("logit_bias", value, "a mapping of token ids to numbers, or None")
+        raise refusal("logit_bias", value, "a mapping of token ids to numbers, or None")
     for token, bias in value.items():
         if not (_is_integer(token) and token >= 0):
-            raise _refusal("logit_bias", token, "a token id >= 0", " key")
+            raise refusal("logit_bias", token, "a token id >= 0", " key")
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not (number and -MOST_BIAS <= bias <= MOST_BIAS):  # a NaN fails both comparisons
-            raise _refusal("logit_bias", bias, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]", f"[{token}]")
+            raise refusal("logit_bias", bias, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]", f"[{token}]")
     return {token: float(bias) for token, bias in value.items()}
 
 
-@_refusing("structured_outputs")
+@refusing("structured_outputs")
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class StructuredOutputs:
     """The grammar that an output follows; give exactly one field. Names are vLLM's.
@@ -182,7 +143,7 @@ def _known_forms(given: dict[str, Any]) -> dict[str, Any]:
 Forms = Annotated[dict[str, Any], AfterValidator(_known_forms), _FormsSchema]
 
 
-@_refusing("speculative")
+@refusing("speculative")
 @dataclass(frozen=True, slots=True, config=STRICT)
 class RequestSpeculation:
     """How one request may be drafted. It changes speed, never tokens.
@@ -208,7 +169,7 @@ class RequestSpeculation:
     in every step, and on a GPU such a request takes no part in captured steps."""
 
 
-@_refusing()
+@refusing()
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class SamplingParams:
     """How tokens are drawn and when a request ends.
@@ -278,6 +239,8 @@ class SamplingParams:
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
     """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`. Cannot be
     combined with min_tokens or bad_words."""
+    shaping: Annotated[Shaping | None, Shown(command_line=False, http=None)] = None
+    """llama.cpp's samplers; without it: none of them."""
     speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
     """how this request is drafted; without it: the engine's setting."""
 
@@ -285,7 +248,7 @@ class SamplingParams:
         if self.logprob_token_ids is not None and self.logprobs is None:
             raise RequestError("only with logprobs", field="logprob_token_ids", advice="ask for both or for none")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
+            raise refusal("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
         limited = "structured_outputs" if self.structured_outputs is not None else "allowed_token_ids"
         if getattr(self, limited) is not None and (self.min_tokens or self.bad_words):
             raise RequestError(
@@ -317,12 +280,12 @@ class SamplingParams:
             chosen["structured_outputs"] = StructuredOutputs(
                 **_known("structured output", chosen["structured_outputs"], StructuredOutputs)
             )
+        if isinstance(chosen.get("shaping"), Mapping):
+            chosen["shaping"] = Shaping(**_known("sampling parameter", chosen["shaping"], Shaping))
         return cls(**chosen)
 
 
-def _known(
-    kind: str, values: Mapping[str, Any], owner: type[SamplingParams | RequestSpeculation | StructuredOutputs]
-) -> Mapping[str, Any]:
+def _known(kind: str, values: Mapping[str, Any], owner: type[Any]) -> Mapping[str, Any]:
     names = declared(owner)
     for key in values:
         if key not in names:

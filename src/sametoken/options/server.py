@@ -75,6 +75,11 @@ class ServerConfig(Settings):
     """serve the playground at /."""
     slots: bool = True
     """show the places of the batch at GET /slots, as llama-server does."""
+    slot_save_path: str | None = None
+    """directory in which POST /slots/ID?action=save writes what the KV cache holds of a prompt, and `restore` reads it;
+    without it: none is written."""
+    metrics: bool = True
+    """serve metrics at GET /metrics."""
     verbose: bool = False
     """add `__verbose` to replies in llama-server's words: the prompt as the model read it, and the reply in the form of
     /completion."""
@@ -85,6 +90,10 @@ class ServerConfig(Settings):
     """number of sequences that may wait for a place in the batch; if more would wait, a request is refused with 429."""
     request_timeout: Annotated[float, Field(gt=0)] | None = None
     """seconds after which a request that has not finished is cancelled; without it: never."""
+    sleep_idle_seconds: Annotated[float, Field(gt=0)] | None = None
+    """seconds without a request after which the memory of the KV cache, and of weights that lie in a mapped file, goes
+    back to the system; the next request takes it again and reads its prompt anew; without it: 600 seconds for the KV
+    cache alone."""
     max_body: Annotated[int, Field(ge=1024)] = 8 * 2**20
     """largest body of a request, in bytes."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
@@ -98,6 +107,8 @@ class ServerConfig(Settings):
     cors_origin: Names = ()
     """web origin whose pages may call this server; may be given several times; "*" is every one, "localhost" every
     page of this machine; without it: none."""
+    cors_credentials: bool = False
+    """let pages of those origins send what the browser keeps for this server, such as cookies of a proxy in front."""
     keep_alive: Annotated[float, Field(ge=0)] = 75.0
     """seconds that a connection without a request stays open. It must be longer than the idle timeout of a proxy in
     front of the server, which could otherwise send a request into a connection that is being closed."""

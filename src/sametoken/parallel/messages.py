@@ -169,7 +169,7 @@ def sampling_of(draws: Draws) -> Sampling:
     temperature, noise_scale, *truncation = (None if each is None else each.view(-1, 1, 1) for each in others)
     return Sampling(
         seed, temperature, noise_scale, Truncation(*truncation), bias=None, end_ban=None, words=None, penalties=None,
-        grammars=None, candidates=0, greedy=seed is None, reusable=True,
+        shape=None, histories=None, grammars=None, candidates=0, greedy=seed is None, reusable=True,
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import json
 import time
 from collections.abc import Callable
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,7 +24,7 @@ from sametoken.replicas.upstream import Headers, NotAskedError, ReplicaAnswer, R
 from sametoken.server.body_size import read_body
 from sametoken.server.errors import MESSAGES, ApiError, reply, stopping
 from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, without_root
-from sametoken.server.http import CORS, DONE, AcceptedKeys, part_of, when_gone
+from sametoken.server.http import DONE, AcceptedKeys, Origins, part_of, when_gone
 
 PROMPTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LONG_BODY = 2**16  # bytes from which reading it is left to a thread
@@ -44,7 +43,7 @@ class Front:
     def __init__(self, replicas: Replicas, config: ServerConfig) -> None:
         self._replicas, self._root, self._most = replicas, config.root_path, config.max_body
         self._keys = AcceptedKeys(config.api_key) if config.api_key else None
-        self._origins = list(config.cors_origin)
+        self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         without_root(scope, self._root)
@@ -59,8 +58,8 @@ class Front:
         if answer is not None:
             answer.headers.append(ID_HEADER.decode(), exchange.id)
             app: ASGIApp = answer
-            if self._origins:
-                app = CORSMiddleware(answer, allow_origins=self._origins, **CORS)
+            if self._config.cors_origin:
+                app = Origins(answer, self._config)
             await app(scope, receive, send)
             exchange.ended, exchange.status = time.perf_counter(), answer.status_code
             log_access(exchange)

@@ -278,14 +278,14 @@ class KVCache:
         return vectors * page_size * kv_format.vector_bytes(shape.cached_parts, dtype)
 
     @property
-    def _stored(self) -> list[tuple[Tensor, Tensor | None]]:
-        """What is kept, with its scales: keys, and values where these are others."""
+    def stored(self) -> list[tuple[Tensor, Tensor | None]]:
+        """What is kept, with its scales: keys, and values where these are others; [layers, slots, ...]."""
         found = [(self.keys, self.key_scales), (self.values, self.value_scales)]
         return found[:1] if self.values is self.keys else found
 
     def clear(self) -> None:
         """Forgets every vector, and gives the memory back to the system; on a GPU nothing happens."""
-        for stored in chain.from_iterable(self._stored):
+        for stored in chain.from_iterable(self.stored):
             if stored is not None:
                 clear(stored)
 
@@ -295,7 +295,7 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores [T, kv heads, D] keys and values."""
-        for x, (stored, scales) in zip((keys, values), self._stored, strict=False):
+        for x, (stored, scales) in zip((keys, values), self.stored, strict=False):
             codes, scale = self.kv_format.encode_parts(x, self.parts)
             stored[layer].index_copy_(0, slots, codes)
             if scales is not None and scale is not None:
@@ -303,7 +303,7 @@ class KVCache:
 
     def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
         """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
-        read = [self._read(layer, segment, *stored) for stored in self._stored]
+        read = [self._read(layer, segment, *stored) for stored in self.stored]
         return read[0], read[-1]
 
     def _read(self, layer: int, segment: Segment, stored: Tensor, scales: Tensor | None) -> Tensor:
@@ -340,6 +340,6 @@ class KVCache:
         front = torch.arange(path.shape[1], device=path.device).expand_as(path)
         source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
         target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()
-        for stored in chain.from_iterable(self._stored):
+        for stored in chain.from_iterable(self.stored):
             if stored is not None:
                 stored.index_copy_(1, target, stored.index_select(1, source))

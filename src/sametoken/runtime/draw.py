@@ -19,6 +19,8 @@ from sametoken.speculation.sampling import confined_scores, sample
 def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
     """`sample`, with the same arguments and the same result."""
     kernels = library() if logits.device.type == "cpu" else None
+    if sampling.shape is not None:
+        return sample(logits, draft, ancestor_mask, position, sampling)
     if kernels is None and (not fused(logits) or sampling.truncation is not None):
         return sample(logits, draft, ancestor_mask, position, sampling)
     # Greedy draws need no position: on a CPU the sum takes as long as they do.

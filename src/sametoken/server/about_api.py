@@ -13,6 +13,7 @@ from sametoken import __version__
 from sametoken.check.machine import describe_machine
 from sametoken.server import playground
 from sametoken.server.api import Api
+from sametoken.server.errors import not_supported
 from sametoken.server.llama.metrics import metrics_text
 from sametoken.server.worker import Worker
 
@@ -83,6 +84,8 @@ class AboutApi(Api):
 
     async def metrics(self) -> Response:
         """Metrics in Prometheus' text format."""
+        if not self._worker.config.metrics:
+            raise not_supported("this server does not show its metrics; start it with --metrics")
         text = self._worker.metrics.text() + metrics_text(self._worker).encode()
         headers = {"Process-Start-Time-Unix": str(self._created)}
         return Response(text, media_type="text/plain; version=0.0.4", headers=headers)

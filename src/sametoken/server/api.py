@@ -49,6 +49,7 @@ class Api:
             body = await asyncio.to_thread(_parsed, kind, received)
         else:
             body = _parsed(kind, received)
+        self._worker.wake()
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -22,7 +21,7 @@ from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, Tokeniz
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
 from sametoken.server.hints import of_path
-from sametoken.server.http import CORS, LOCAL_ORIGINS, BearerKeys, KnownHosts, is_loopback
+from sametoken.server.http import BearerKeys, KnownHosts, Origins, SpelledHeaders, is_loopback
 from sametoken.server.llama.api import llama_routes, speaks_llama
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.openapi import BODY_REFUSALS, TEXT_REFUSALS, Operation, describe
@@ -61,8 +60,9 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
         app.add_middleware(KnownHosts, names=config.allowed_host, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.
-        local = LOCAL_ORIGINS if "localhost" in config.cors_origin else None
-        app.add_middleware(CORSMiddleware, allow_origins=list(config.cors_origin), allow_origin_regex=local, **CORS)
+        app.add_middleware(Origins, config=config)
+    if config.any_model:
+        app.add_middleware(SpelledHeaders)
     return app
 
 

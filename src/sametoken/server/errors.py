@@ -177,6 +177,11 @@ def stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
 
 
+def not_supported(message: str) -> ApiError:
+    """Something is switched off or not there."""
+    return ApiError(501, message, "not_supported_error")
+
+
 def failed(error: Exception) -> ApiError:
     """An error of the server's own; what it was is for the log, not for the caller."""
     LOG.error("a request failed", exc_info=error)

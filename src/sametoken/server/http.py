@@ -12,8 +12,12 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, reply
 from sametoken.server.exchange import CURRENT
 
@@ -22,11 +26,12 @@ OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.j
 OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
 # What pages of other origins may do; see Starlette's CORSMiddleware.
 CORS: dict[str, Any] = {
-    "allow_methods": ["GET", "POST", "DELETE"],
+    "allow_methods": ["GET", "POST", "DELETE", "OPTIONS"],
     "allow_headers": ["*"],
     "expose_headers": ["X-Request-Id"],
 }
 
+PROTOCOL = (b"content-length", b"transfer-encoding", b"connection")  # headers that the HTTP library looks for
 LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # what "localhost" stands for, as in llama-server
 
 
@@ -155,6 +160,52 @@ def check_content(headers: Mapping[str, str]) -> None:
 
 
 JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.!#$&^_-]+\+json)")
+
+
+class Origins(CORSMiddleware):
+    """Answers what browsers ask before a page of another origin may call this server.
+
+    Args:
+        app: what lies behind.
+        config: which origins there are.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        local = LOCAL_ORIGINS if "localhost" in config.cors_origin else None
+        origins, credentials = list(config.cors_origin), config.cors_credentials
+        super().__init__(app, allow_origins=origins, allow_origin_regex=local, allow_credentials=credentials, **CORS)
+        self._always = config.any_model
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        """Which methods and headers a page may send; llama-server's status is 200 where it may send none too."""
+        answer = super().preflight_response(request_headers)
+        if self._always:
+            answer.status_code = 200
+        return answer
+
+
+class Spelled(bytes):
+    """The name of a header that uvicorn writes as it is, where it would write others in lower case."""
+
+    def lower(self) -> Spelled:
+        return self
+
+
+class SpelledHeaders:
+    """Spells the names of headers as llama-server does, for scripts that compare them letter by letter."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        async def spelled(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    (name if name in PROTOCOL else Spelled(name.title()), value) for name, value in message["headers"]
+                ]
+            await send(message)
+
+        return self._app(scope, receive, spelled)
 
 
 class AcceptedKeys:

@@ -63,6 +63,8 @@ class Prompts:
         """
         talk, reader = asked.conversation, ReplyReader()
         values = {**self.defaults, **asked.values}
+        if "shaping" in self.defaults and "shaping" in asked.values:
+            values["shaping"] = {**self.defaults["shaping"], **asked.values["shaping"]}
         if values["max_tokens"] is None:
             values["max_tokens"] = self.defaults.get("max_tokens")
         if talk is not None:
@@ -125,6 +127,8 @@ class Prompts:
         try:
             turns = [turn.for_template() for turn in talk.turns]
             text = self._tokenizer.apply_chat_template(turns, talk.begins, talk.continues, **options)
+            if options.get("enable_thinking") is False and talk.begins and self._style is not None:
+                text += self._style.closing(text)
             if whole:
                 self._llm.check_length(text)
             self._tokenizer.check_tokenisable(text)

@@ -59,6 +59,10 @@ class Style(NamedTuple):
     def every_mark(self) -> set[str]:
         return {mark for marks in self.marks.values() for mark in marks}
 
+    def closing(self, prompt: str) -> str:
+        """What ends the thinking that the end of a prompt has opened, "" where it has opened none."""
+        return self.closes if self.opens and prompt.rstrip().endswith(self.opens) else ""
+
     def opening(self, prompt: str, continued: str | None) -> Splitter:
         """A splitter for the reply to a prompt, whose end may have opened or closed thinking already.
 

@@ -23,6 +23,7 @@ from sametoken.server.metrics import Metrics
 from sametoken.server.stored import ResponseStore
 from sametoken.server.tally import Totals
 
+DOZE_S = 1.0  # between two looks at whether nobody asks, at most
 _RECENT = 0.9  # weight of the past in the average time of a request
 
 
@@ -45,8 +46,28 @@ class Worker:
         self._done = Totals(SpeculationStats(""), 0, 0, 0)
         self._seconds = 1.0  # of a request, on average
         self.longest = 0  # tokens of a request that ended, prompt and output
+        self._counted: tuple[float, ...] = ()
+        self.sleeping = False
+        self._used = time.monotonic()
+        if config.sleep_idle_seconds is not None:
+            self._doze(config.sleep_idle_seconds)
         metrics.watch(self)
         metrics.watch_engine(engine.llm.engine, engine.llm.max_seq_len)
+
+    def wake(self) -> None:
+        """Somebody asks for something that needs the model."""
+        self._used, self.sleeping = time.monotonic(), False
+
+    def _doze(self, seconds: float) -> None:
+        """Lets the engine give its memory back once nobody has asked for anything for so long; looks again later."""
+        if self._jobs:
+            self._used = time.monotonic()
+        left = self._used + seconds - time.monotonic()
+        if left <= 0 and not self.sleeping and self.ready:
+            self.sleeping = True
+            given = asyncio.ensure_future(self.engine.call(lambda: self.llm.engine.give_back(files=True)))
+            given.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asks next is told
+        asyncio.get_running_loop().call_later(max(left, min(seconds, DOZE_S)), self._doze, seconds)
 
     @property
     def llm(self) -> LLM:
@@ -111,6 +132,7 @@ class Worker:
         if job not in self._jobs:
             return
         self._jobs.remove(job)
+        self.wake()
         self._done = _sum(self._done, job.requests)
         self.metrics.saw_end(job.requests)
         self.longest = max(self.longest, *(len(request.tokens) for request in job.requests))
@@ -129,6 +151,11 @@ class Worker:
 
     def totals(self) -> Totals:
         return _sum(self._done, [request for job in self._jobs for request in job.requests])
+
+    def since(self, *sums: float) -> list[float]:
+        """What was added to sums since they were told the last time; llama-server's speeds are of that time alone."""
+        before, self._counted = self._counted or (0.0,) * len(sums), sums
+        return [now - then for now, then in zip(sums, before, strict=True)]
 
     def load(self) -> EngineLoad:
         return self.llm.engine.load

@@ -194,17 +194,17 @@ def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> 
         cost = cost.masked_fill(cost > rules.max_cost, torch.inf)
     if rules.top_k is not None:
         ones = torch.ones_like(cost, dtype=torch.int64)
-        cost = cost.masked_fill(_beyond(gap, ones, rules.top_k, ordered=ordered), torch.inf)
+        cost = cost.masked_fill(beyond(gap, ones, rules.top_k, ordered=ordered), torch.inf)
     if rules.top_p is not None:
         masses = mass(cost)
         wanted = (masses.sum(-1, keepdim=True).to(torch.float64) * rules.top_p).ceil().to(torch.int64)
         # A row without top-p must not lose its last tokens to the rounding of its total.
         wanted = wanted.clamp_(min=1).masked_fill(rules.top_p >= 1, _WHOLE)
-        cost = cost.masked_fill(_beyond(gap, masses, wanted, ordered=ordered), torch.inf)
+        cost = cost.masked_fill(beyond(gap, masses, wanted, ordered=ordered), torch.inf)
     return cost
 
 
-def _beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Tensor:
+def beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Tensor:
     """bool: the tokens before this one, in the order of (gap, position), weigh at least `wanted` together.
 
     Args:

@@ -15,6 +15,7 @@ from torch import Tensor
 from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING
+from sametoken.speculation.history import PathHistory
 from sametoken.speculation.noise import wrap64
 from sametoken.speculation.processors import (
     ANY,
@@ -26,6 +27,7 @@ from sametoken.speculation.processors import (
     remember_counts,
     remember_words,
 )
+from sametoken.speculation.shaping import RowShapes
 from sametoken.speculation.structure import Grammar
 
 _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheaper than working on the whole vocabulary
@@ -48,6 +50,7 @@ class RowSampling:
         bad_word_ids: Sequence[Sequence[int]] = (),
         device: torch.device | str = "cpu",
         grammar: Grammar | None = None,
+        breakers: frozenset[int] = frozenset(),
     ) -> None:
         """
         Args:
@@ -59,6 +62,7 @@ class RowSampling:
             bad_word_ids: the token sequences of `params.bad_words`.
             device: where the scores will be.
             grammar: what the output may be, at its beginning; belongs to this sequence.
+            breakers: tokens at which a repeated sequence ends for DRY.
 
         Raises:
             RequestError: a token id is outside the vocabulary or a bad word has no tokens.
@@ -86,6 +90,12 @@ class RowSampling:
         self.recent = list(prompt_ids[-self._memory :]) if self._memory else []
         self.penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         self.penalised = self.penalties != (1.0, 0.0, 0.0)
+        shaping = params.shaping
+        self.shaping = shaping if self.sampled and shaping is not None and shaping.shapes else None
+        self.history: PathHistory | None = None
+        if shaping is not None and (shaping.dry or (self.penalised and shaping.repeat_last_n is not None)):
+            self.history = PathHistory(shaping, self.penalties, breakers, prompt_ids)
+            self.penalised = self.penalised and shaping.repeat_last_n is None
         if self.penalised:
             _check_ids("prompt", prompt_ids, vocab_size)
             self.prompt = torch.zeros(vocab_size, dtype=torch.bool, device=self.device)
@@ -95,7 +105,12 @@ class RowSampling:
     @property
     def reusable(self) -> bool:
         """Whether its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
-        return not (self.penalised or self._memory or self.grammar is not None)
+        return not (self.penalised or self._memory or self.on_host)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether a part of what its draws depend on is on the host alone."""
+        return self.grammar is not None or self.history is not None or self.shaping is not None
 
     @property
     def failure(self) -> RequestError | None:
@@ -108,6 +123,8 @@ class RowSampling:
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Tells it of emitted tokens, in order."""
+        if self.history is not None:
+            self.history.extend(token_ids)
         if self._memory:
             self.recent = [*self.recent, *token_ids][-self._memory :]
         if self.penalised:
@@ -125,6 +142,8 @@ class Sampling:
         noise_scale: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
         truncation: min-p, top-k and top-p; None when nothing is truncated.
         bias, end_ban, words, penalties: the editors of scores.
+        shape: of the rows with samplers of llama.cpp.
+        histories: one per row, None for rows without; what it knows of a row's tokens is read on the host.
         grammars: one per row, None for rows without; they see the draft, so masks are made when it is there.
         candidates: the greatest top_k when every sampled row has a small one, so that no draw can leave these; else 0.
         greedy: every draw is a plain argmax.
@@ -139,6 +158,8 @@ class Sampling:
     end_ban: EndBan | None
     words: BadWords | None
     penalties: Penalties | None
+    shape: RowShapes | None
+    histories: tuple[PathHistory | None, ...] | None
     grammars: tuple[Grammar | None, ...] | None
     candidates: int
     greedy: bool
@@ -171,6 +192,9 @@ class Sampling:
         grammars = tuple(row.grammar for row in rows)
         formed = any(grammar is not None for grammar in grammars)
         edited = any(row.bias or row.end_ids or row.bad_words or row.penalised for row in rows)
+        shaped = [(place, row.temperature, row.shaping) for place, row in enumerate(rows) if row.shaping is not None]
+        histories = tuple(row.history for row in rows)
+        remembered = any(history is not None for history in histories)
         truncation = Truncation(
             _column([row.max_cost for row in rows], math.inf, device),
             _column([row.top_k for row in rows], vocabulary, device),
@@ -178,23 +202,26 @@ class Sampling:
         )
         return cls(
             seed=torch.tensor([row.seed for row in rows], device=device) if limits else None,
-            temperature=_column([row.temperature for row in rows], 1.0, device),
+            temperature=_column([1.0 if row.shaping else row.temperature for row in rows], 1.0, device),
             noise_scale=_column([float(each) for each in sampled], 1.0, device),
             truncation=truncation if any(rule is not None for rule in truncation) else None,
             bias=_bias(rows) if edited else None,
             end_ban=_end_ban(rows) if edited else None,
             words=_bad_words(rows) if edited else None,
             penalties=_penalties(rows) if edited else None,
+            shape=RowShapes.of(shaped, device) if shaped else None,
+            histories=histories if remembered else None,
             grammars=grammars if formed else None,
-            candidates=limit if limit < vocabulary and limit <= _MAX_CANDIDATES else 0,
-            greedy=not (limits or edited or formed),
+            candidates=limit if limit < vocabulary and limit <= _MAX_CANDIDATES and not shaped else 0,
+            greedy=not (limits or edited or formed or remembered),
             reusable=all(row.reusable for row in rows),
         )
 
     @property
     def edited(self) -> bool:
-        """Whether a draw needs more than scores and numbers: some row's scores are edited first."""
-        return any(editor is not None for editor in (self.bias, self.end_ban, self.words, self.penalties))
+        """Whether a draw needs more than scores and numbers: some row's scores are edited first, or shaped."""
+        editors = (self.bias, self.end_ban, self.words, self.penalties, self.shape, self.histories)
+        return any(editor is not None for editor in editors)
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int, place: str = "") -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.speculation import history
 from sametoken.speculation.draft import PADDING, Draft, depth
 from sametoken.speculation.noise import noise
 from sametoken.speculation.processors import (
@@ -25,6 +26,7 @@ from sametoken.speculation.processors import (
     truncate,
 )
 from sametoken.speculation.rows import RowSampling, Sampling
+from sametoken.speculation.shaping import shaped, within_sigma
 from sametoken.speculation.structure import confine
 
 __all__ = ["RowSampling", "Sampling", "TokenLogprobs", "confined_scores", "rank", "sample", "token_logprobs"]
@@ -150,6 +152,8 @@ def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampl
         ban_end_tokens(scores, at, sampling.end_ban)
     if sampling.penalties is not None:
         penalise(scores, draft.tokens, ancestor_mask, sampling.penalties)
+    if sampling.histories is not None:
+        history.edit(scores, draft, sampling.histories)
     return scores
 
 
@@ -164,10 +168,14 @@ def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tu
     if candidates:
         gap, ids = smallest(gap, ids, candidates)
     cost = gap if sampling.temperature is None else gap / sampling.temperature
+    if sampling.shape is not None:
+        cost = within_sigma(gap, cost, sampling.shape)
     if sampling.truncation is not None:
         cost = truncate(gap, cost, sampling.truncation, ordered=candidates > 0)
     if sampling.seed is None:
         return cost, ids
+    if sampling.shape is not None:
+        cost = shaped(cost, sampling.shape, at, sampling.seed)
     seeds = sampling.seed.unsqueeze(1).expand_as(at).reshape(-1)
     luck = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
     if sampling.noise_scale is not None:

@@ -25,6 +25,7 @@ POPULATE_READ = 22  # of madvise
 LEAST_LENT = 2**18  # below this the C library keeps memory itself
 MOST_WASTE = 4  # times what is asked for
 MOST_SPARE = 16  # pieces of memory: more are never lent at once but where tensors stay
+_mapped = weakref.WeakSet[mmap.mmap]()  # files that are there to be read, and can be read again
 _spare: list[mmap.mmap] = []  # memory that `lent_memory` gave and that came back
 
 
@@ -80,9 +81,17 @@ def read_ahead(pages: mmap.mmap) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), POPULATE_READ)
         del held[:]
 
+    _mapped.add(pages)
     held = [ctypes.c_char.from_buffer(pages)]  # keeps the mapping there
     if sys.platform == "linux":
         threading.Thread(target=populate, args=(ctypes.addressof(held[0]), len(pages)), daemon=True).start()
+
+
+def give_back_files() -> None:
+    """Takes mapped files out of this process's memory, on Linux; what is read of them comes from the files again."""
+    if hasattr(mmap, "MADV_DONTNEED") and sys.platform == "linux":
+        for pages in list(_mapped):
+            pages.madvise(mmap.MADV_DONTNEED)
 
 
 def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

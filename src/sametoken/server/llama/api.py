@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams
 from sametoken.server.api import Api
 from sametoken.server.embedding_api import EmbeddingApi
-from sametoken.server.errors import ApiError, misread
+from sametoken.server.errors import misread, not_supported
 from sametoken.server.llama.schema import (
     ApplyTemplateRequest,
     InfillRequest,
@@ -23,18 +24,13 @@ from sametoken.server.llama.schema import (
     LlamaTokenizeRequest,
     NativeRequest,
 )
+from sametoken.server.llama.slots import SlotApi, Slots
 from sametoken.server.llama.words import BUILD, LlamaWords, NativeWords, settings
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.text_api import CHAT, COMPLETIONS, RESPONSES, ApiFormat, TextApi
 from sametoken.server.token_api import TokenApi, long_reply
 from sametoken.server.worker import Worker
 
-NATIVE = ApiFormat(
-    "completion", "Continue a prompt, in llama-server's form.", NativeRequest, "cmpl", NativeWords, marked=False
-)
-INFILL = ApiFormat(
-    "infill", "Fill a gap in a text, in llama-server's form.", InfillRequest, "cmpl", NativeWords, marked=False
-)
 BODIES = {CHAT.name: LlamaChatRequest, COMPLETIONS.name: LlamaCompletionRequest}
 # Paths whose errors are in llama-server's envelope.
 PATHS = (
@@ -50,11 +46,11 @@ PATHS = (
 Endpoint = Callable[..., Awaitable[Response]]
 
 
-def llama_format(api: ApiFormat, verbose: bool) -> ApiFormat:
+def llama_format(api: ApiFormat, slots: Slots, verbose: bool) -> ApiFormat:
     """An API of OpenAI's with llama-server's fields and what it adds to replies."""
 
     def words(body: Any, source: Any) -> LlamaWords:
-        return LlamaWords(api.words(body, source), body, source, verbose)
+        return LlamaWords(api.words(body, source), body, source, slots, verbose)
 
     return api._replace(body=BODIES.get(api.name, api.body), words=words)
 
@@ -67,11 +63,23 @@ class AnyModel(Api):
 
 
 class LlamaText(AnyModel, TextApi):
-    """What continues a prompt or a conversation."""
+    """What continues a prompt or a conversation.
+
+    Args:
+        worker, names: see `Api`. `slots`: remember which sequence has which.
+    """
+
+    def __init__(self, worker: Worker, names: Sequence[str], slots: Slots) -> None:
+        super().__init__(worker, names)
+        self._slots = slots
 
     def plain(self, api: ApiFormat) -> ApiFormat:
         """An API of OpenAI's in llama-server's words."""
-        return llama_format(api, self._worker.config.verbose)
+        return llama_format(api, self._slots, self._worker.config.verbose)
+
+    def native(self, name: str, body: type[NativeRequest], purpose: str) -> ApiFormat:
+        """An API of llama-server's own."""
+        return ApiFormat(name, purpose, body, "cmpl", partial(NativeWords, slots=self._slots), marked=False)
 
     def formats(self) -> Mapping[str, ApiFormat]:
         """OpenAI's APIs that have a path without /v1."""
@@ -172,12 +180,12 @@ class LlamaAbout(AnyModel):
             "model_alias": sorted(self._names)[0],
             "model_path": self._info["model"],
             "modalities": {"vision": False, "video": False, "audio": False},
-            "endpoint_slots": config.slots, "endpoint_props": False, "endpoint_metrics": True,
+            "endpoint_slots": config.slots, "endpoint_props": False, "endpoint_metrics": config.metrics,
             "ui": config.ui,
             "chat_template": info.get("chat_template") or "",
             "bos_token": info.get("bos_token") or "", "eos_token": info.get("eos_token") or "",
             "build_info": BUILD,
-            "is_sleeping": False,
+            "is_sleeping": worker.sleeping,
         })  # fmt: skip
 
     def _defaults(self) -> dict[str, Any]:
@@ -185,35 +193,9 @@ class LlamaAbout(AnyModel):
         (request,) = self._worker.llm.requests([[0]], SamplingParams.from_mapping(values))
         return settings(request)
 
-    async def slots(self) -> Response:
-        """The places of the batch, and which of them work."""
-        if not self._worker.config.slots:
-            raise not_supported("this server does not show its slots; start it without --no-slots")
-        llm = self._worker.llm
-        busy = {request.row: request for request in self._worker.requests if request.row is not None}
-        found = []
-        for slot in range(llm.engine.max_batch_size):
-            request = busy.get(slot)
-            about: dict[str, Any] = {"id": slot, "n_ctx": llm.max_seq_len, "speculative": llm.method != "none",
-                     "is_processing": request is not None}  # fmt: skip
-            if request is not None:
-                about["id_task"] = request.id
-                about["next_token"] = [{"n_remain": -1, "n_decoded": len(request.tokens) - len(request.prompt_ids)}]
-            found.append(about)
-        return JSONResponse(found)
-
-    async def change_slot(self, request: Request) -> Response:
-        """Nothing of a slot can be saved: a 501."""
-        raise not_supported("slots cannot be saved, restored or erased; the prefix cache finds a prompt by its tokens")
-
     async def change_props(self, request: Request) -> Response:
         """No property can be changed: a 501."""
         raise not_supported("properties cannot be changed while the server runs; give options at its start")
-
-
-def not_supported(message: str) -> ApiError:
-    """llama-server's error for what is switched off or not there."""
-    return ApiError(501, message, "not_supported_error")
 
 
 class LlamaEmbedding(AnyModel, EmbeddingApi):
@@ -222,18 +204,21 @@ class LlamaEmbedding(AnyModel, EmbeddingApi):
 
 def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> list[tuple[str, str, Endpoint]]:
     """Method, path and what answers of llama-server's own paths, and of OpenAI's where all is in its words."""
-    text, tokens, about = LlamaText(worker, names), LlamaTokens(worker, names), LlamaAbout(worker, names, info)
-    embedding = LlamaEmbedding(worker, names)
+    slots = Slots(worker.llm.engine.max_batch_size)
+    text, tokens, about = LlamaText(worker, names, slots), LlamaTokens(worker, names), LlamaAbout(worker, names, info)
+    embedding, places = LlamaEmbedding(worker, names), SlotApi(worker, names, slots)
+    native = text.endpoint(text.native("completion", NativeRequest, "Continue a prompt, in llama-server's form."))
+    infill = text.endpoint(text.native("infill", InfillRequest, "Fill a gap in a text, in llama-server's form."))
     routes: list[tuple[str, str, Endpoint]] = [
-        ("POST", "/completion", text.endpoint(NATIVE)),
-        ("POST", "/completions", text.endpoint(NATIVE)),
-        ("POST", "/infill", text.endpoint(INFILL)),
+        ("POST", "/completion", native),
+        ("POST", "/completions", native),
+        ("POST", "/infill", infill),
         ("POST", "/apply-template", text.apply_template),
         ("POST", "/tokenize", tokens.tokenize),
         ("GET", "/props", about.props),
         ("POST", "/props", about.change_props),
-        ("GET", "/slots", about.slots),
-        ("POST", "/slots/{slot}", about.change_slot),
+        ("GET", "/slots", places.show),
+        ("POST", "/slots/{slot}", places.change),
         ("POST", "/v1/chat/completions/input_tokens", text.input_tokens),
     ]
     for front in ("", "/v1") if worker.config.any_model else ("",):

@@ -36,9 +36,16 @@ def _metrics(worker: Worker) -> Iterator[tuple[str, str, float, str]]:
     yield "counter", "spec_decode_num_drafts_total", sum(stats.drafted_by.values()), "Forwards with a draft."
     yield "counter", "spec_decode_num_draft_tokens_total", stats.drafted, "Draft tokens that were verified."
     yield "counter", "spec_decode_num_accepted_tokens_total", stats.accepted, "Draft tokens that became output."
-    yield "gauge", "prompt_tokens_seconds", read / reading if reading else 0, "Prompt tokens a second, on average."
-    speed = totals.generated / decoding if decoding else 0
-    yield "gauge", "predicted_tokens_seconds", speed, "Generated tokens a second of a request, on average."
+    new_read, new_reading, new_tokens, new_decoding = worker.since(read, reading, totals.generated, decoding)
+    speed = new_read / new_reading if new_reading else 0
+    yield "gauge", "prompt_tokens_seconds", speed, "Prompt tokens a second, since this was asked last."
+    speed = new_tokens / new_decoding if new_decoding else 0
+    yield (
+        "gauge",
+        "predicted_tokens_seconds",
+        speed,
+        "Generated tokens a second, since this was asked last.",
+    )
     running = len([request for request in worker.requests if request.row is not None])
     yield "gauge", "requests_processing", running, "Requests that have a place in the batch."
     yield "gauge", "requests_deferred", len(worker.requests) - running, "Requests that wait for a place."

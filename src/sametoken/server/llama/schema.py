@@ -7,105 +7,72 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Self
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
 
 from sametoken.errors import RequestError
+from sametoken.options.declaration import declared
+from sametoken.options.shaping import Shaping
 from sametoken.server.chat_schema import ChatRequest, TokenizeRequest
 from sametoken.server.fields import Body, Schema
+from sametoken.server.llama.forms import (
+    LlamaBias,
+    LlamaPrompts,
+    LlamaSeed,
+    lark_of,
+    one_prompt,
+    predicted,
+)
 from sametoken.server.schema import CompletionRequest, Generation
-from sametoken.server.text_request import ChatTalk, Infill, Pieces
+from sametoken.server.text_request import ChatTalk, Infill
 
-RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for a seed that the server chooses
-MOST_GBNF = 2**17  # characters
-TEXT, MEDIA = "prompt_string", "multimodal_data"
-MOST_PROMPTS = 1024
 # Samplers that are not here, with the values that turn them off.
-OFF: dict[str, tuple[float, ...]] = {
-    "typical_p": (1,), "typ_p": (1,), "top_n_sigma": (-1, 0), "xtc_probability": (0,), "dynatemp_range": (0,),
-    "dry_multiplier": (0,), "mirostat": (0,), "adaptive_target": (-1,),
-}  # fmt: skip
+OFF: dict[str, tuple[float, ...]] = {"mirostat": (0,), "adaptive_target": (-1,)}
 SAMPLERS = (
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "typical_p", "top_p", "min_p", "xtc", "temperature", "temp",
     "infill", "adaptive_p",
 )  # fmt: skip
 
 
-def lark_of(gbnf: str) -> str:
-    """llama.cpp's grammar notation as Lark's.
+class ShapingFields(Body):
+    """The fields of `Shaping`, which has their meaning, and an older name of one."""
 
-    Raises:
-        RequestError: it is no such grammar.
-    """
-    if len(gbnf) > MOST_GBNF:
-        raise RequestError(f"got {len(gbnf)} characters, expected at most {MOST_GBNF}", field="grammar")
-    try:
-        lark: str = gbnf_to_lark(gbnf)
-    except Exception as error:  # the library raises bare ones
-        words = str(error) or "it is nested too deep"
-        raise RequestError(f"no grammar in GBNF: {words}", field="grammar", advice="correct it") from error
-    return lark
+    typical_p: float | None = None
+    """keep the tokens whose information is nearest to the expected one, up to this probability; 1 is off."""
+    typ_p: float | None = None
+    """`typical_p` under its older name."""
+    top_n_sigma: float | None = None
+    """keep the tokens whose score is at most so many standard deviations below the highest one; -1 is off."""
+    xtc_probability: float | None = None
+    """chance that of the tokens above `xtc_threshold` the least probable alone is kept; 0 is off."""
+    xtc_threshold: float | None = None
+    """probability from which `xtc_probability` counts a token."""
+    dynatemp_range: float | None = None
+    """how far the temperature moves with the uncertainty; 0 is off."""
+    dynatemp_exponent: float | None = None
+    """power of the uncertainty that moves the temperature."""
+    repeat_last_n: int | None = None
+    """number of newest tokens that penalties count; 0 counts none, -1 all."""
+    dry_multiplier: float | None = None
+    """what a token loses that would make a repeated sequence longer; 0 is off."""
+    dry_base: float | None = None
+    """factor of that for each token of the sequence beyond `dry_allowed_length`."""
+    dry_allowed_length: int | None = None
+    """length of repeated sequences that costs nothing."""
+    dry_penalty_last_n: int | None = None
+    """number of newest tokens that are searched for repeats; 0 is off, -1 is all."""
+    dry_sequence_breakers: list[str] | None = None
+    """texts at which a repeated sequence ends."""
 
-
-def _prompt(given: object) -> object:
-    """A prompt as text, token ids, or pieces of both."""
-    if isinstance(given, dict):
-        if given.get(MEDIA):
-            raise ValueError("expected no multimodal_data: this model reads text only")
-        given = given.get(TEXT)
-    if isinstance(given, str):
-        return given
-    pieces = isinstance(given, list) and given and all(type(each) in (str, int) for each in given)
-    if not pieces or any(isinstance(each, int) and each < 0 for each in given):  # type: ignore[attr-defined]
-        raise ValueError(f"expected text, token ids, or a list of both, or an object with {TEXT}")
-    return Pieces(tuple(given))  # type: ignore[arg-type]
-
-
-def _llama_prompts(given: object) -> object:
-    """One prompt or several: a list whose members are lists, objects, or nothing but texts."""
-    if not isinstance(given, list):
-        return [_prompt(given)]
-    if not 0 < len(given) <= MOST_PROMPTS and not all(isinstance(each, int) for each in given):
-        raise ValueError(f"expected 1 to {MOST_PROMPTS} prompts")
-    several = any(isinstance(each, list | dict) for each in given) or all(isinstance(each, str) for each in given)
-    return [_prompt(each) for each in given] if several else [_prompt(given)]
-
-
-def _biases(given: object) -> object:
-    """llama-server's forms of biases: a list of [token or text, bias or false], or an object."""
-    if isinstance(given, dict):
-        given = [[key, value] for key, value in given.items()]
-    if not isinstance(given, list):
-        raise ValueError("expected a list of pairs, or an object")  # noqa: TRY004 - pydantic takes no other
-    found: dict[int | str, float] = {}
-    for pair in given:
-        if isinstance(pair, dict) and {"id", "bias"} <= pair.keys():  # one of OpenAI's entries, as replies have them
-            pair = [pair["id"], pair["bias"]]
-        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | str):
-            raise ValueError("expected pairs of a token id or a text and a number or false")
-        key, bias = pair
-        if not (bias is False or (isinstance(bias, int | float) and not isinstance(bias, bool))):
-            raise ValueError("expected a number, or false for never")
-        value = -100.0 if bias is False else max(-100.0, min(100.0, float(bias)))
-        found[int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key] = value
-    return found
+    @property
+    def shaping(self) -> dict[str, Any]:
+        """What is given of them, as `SamplingParams.from_mapping` reads it."""
+        given = {name: getattr(self, name) for name in declared(Shaping)}
+        if given["typical_p"] is None:
+            given["typical_p"] = self.typ_p
+        return {name: value for name, value in given.items() if value is not None}
 
 
-Anything = Annotated[Any, WithJsonSchema({})]
-LlamaBias = Annotated[dict[Any, float], BeforeValidator(_biases), WithJsonSchema({"type": ["array", "object"]})]
-LlamaPrompts = Annotated[
-    list[Any], BeforeValidator(_llama_prompts), WithJsonSchema({"type": ["string", "array", "object"]})
-]
-
-
-def _seed(given: int) -> int | None:
-    return None if given in RANDOM_SEEDS else given
-
-
-LlamaSeed = Annotated[int, AfterValidator(_seed)]
-
-
-class LlamaFields(Generation):
+class LlamaFields(ShapingFields, Generation):
     """What llama-server's requests for text have besides OpenAI's fields; unknown fields are ignored, as there."""
 
     model_config = ConfigDict(extra="ignore")
@@ -125,26 +92,16 @@ class LlamaFields(Generation):
     """a grammar in GBNF."""
     json_schema: Schema | None = None
     """the JSON schema that the reply follows."""
+    id_slot: int | None = None
+    """name for the sequence in /slots; -1 and without it: its place in the batch."""
     samplers: list[str] | str | None = None
-    """names of samplers; their order here is fixed, so that it has no effect."""
+    """names of samplers, or their letters; their order here is fixed, so that it has no effect."""
     timings_per_token: bool | None = None
     """have `timings` in every chunk."""
     return_progress: bool | None = None
     """have `prompt_progress` before the first token of a stream."""
     verbose: bool | None = None
     """add `__verbose`, the reply in the form of /completion."""
-    typical_p: float | None = None
-    """only 1, which is off."""
-    typ_p: float | None = None
-    """only 1, which is off."""
-    top_n_sigma: float | None = None
-    """only -1, which is off."""
-    xtc_probability: float | None = None
-    """only 0, which is off."""
-    dynatemp_range: float | None = None
-    """only 0, which is off."""
-    dry_multiplier: float | None = None
-    """only 0, which is off."""
     mirostat: int | None = None
     """only 0, which is off."""
     adaptive_target: float | None = None
@@ -185,8 +142,8 @@ class LlamaFields(Generation):
             if value is not None and value not in values:
                 words = f"got {value}, expected {values[0]}: this sampler is not implemented"
                 raise RequestError(words, field=name, advice="leave it out")
-        listed = self.samplers.split(";") if isinstance(self.samplers, str) else self.samplers or ()
-        if unknown := [name for name in listed if name and name not in SAMPLERS]:
+        listed = self.samplers if isinstance(self.samplers, list) else ()  # a text has their letters
+        if unknown := [name for name in listed if name not in SAMPLERS]:
             raise RequestError(f"no sampler {unknown[0]!r}", field="samplers", advice="leave it out")
         found = {**super().own, "logit_bias": None}
         if self.repeat_penalty is not None:
@@ -195,6 +152,8 @@ class LlamaFields(Generation):
             found["temperature"] = max(0.0, self.temperature)
         if self.top_k is not None:
             found["top_k"] = max(0, self.top_k)
+        if shaping := self.shaping:
+            found["shaping"] = shaping
         return found
 
     @model_validator(mode="after")
@@ -202,13 +161,6 @@ class LlamaFields(Generation):
         """Gives the request the biases whose tokens the tokenizer has to find."""
         self._request = self._request.with_biases(self.logit_bias or {}, forbids_end=bool(self.ignore_eos))
         return self
-
-
-def _predicted(n_predict: int | None, otherwise: int | None) -> int | None:
-    """Most tokens of a reply; None for the context."""
-    if n_predict is None:
-        return otherwise
-    return None if n_predict < 0 else max(1, n_predict)
 
 
 class LlamaChatRequest(LlamaFields, ChatRequest):
@@ -236,7 +188,7 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
     @property
     def own(self) -> dict[str, Any]:
         found = super().own
-        return {**found, "max_tokens": _predicted(self.n_predict, found["max_tokens"])}
+        return {**found, "max_tokens": predicted(self.n_predict, found["max_tokens"])}
 
 
 class LlamaCompletionRequest(LlamaFields, CompletionRequest):
@@ -248,7 +200,7 @@ class LlamaCompletionRequest(LlamaFields, CompletionRequest):
     def own(self) -> dict[str, Any]:
         found = super().own
         given = self.n_predict is not None or self.max_tokens is None
-        return {**found, "max_tokens": _predicted(self.n_predict, None)} if given else found
+        return {**found, "max_tokens": predicted(self.n_predict, None)} if given else found
 
 
 class NativeRequest(LlamaFields):
@@ -272,7 +224,7 @@ class NativeRequest(LlamaFields):
     @property
     def own(self) -> dict[str, Any]:
         most = self.n_predict if self.n_predict is not None else self.max_tokens
-        found = {**super().own, "max_tokens": _predicted(most, None)}
+        found = {**super().own, "max_tokens": predicted(most, None)}
         if self.n_probs:
             found["logprobs"] = self.n_probs
         if self.n_cmpl is not None:
@@ -333,7 +285,7 @@ class LlamaTokenizeRequest(TokenizeRequest):
                 raise ValueError("expected content, prompt or messages")
             assert self.talk
         elif self.content and not isinstance(self.content, str):
-            _prompt(self.content)
+            one_prompt(self.content)
         return self
 
 

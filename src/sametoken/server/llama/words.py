@@ -9,28 +9,38 @@ from typing import Any
 from sametoken import __version__
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request, TokenLogprob
+from sametoken.options.shaping import WHOLE, Shaping
 from sametoken.server.llama.schema import LlamaFields, NativeRequest, nested
+from sametoken.server.llama.slots import Slots
 from sametoken.server.llama.timings import progress, timings
 from sametoken.server.words import Event, Source, Words
 
 BUILD = f"b0-sametoken-{__version__}"  # where llama-server has its build; clients look for the "b"
 STOPS = {"length": "limit", "abort": "none", "error": "none"}
-SAMPLER_NAMES = ("penalties", "top_k", "top_p", "min_p", "temperature")  # that there are here
+# In the order in which they are applied.
+SAMPLER_NAMES = (
+    "penalties", "dry", "top_n_sigma", "min_p", "top_k", "top_p", "typ_p", "xtc", "temperature",
+)  # fmt: skip
 
 
 def settings(request: Request) -> dict[str, Any]:
-    """The parameters of a request as `generation_settings`; samplers that are not here are off."""
+    """The parameters of a request as `generation_settings`."""
     params = request.params
-    most = -1 if params.max_tokens is None else params.max_tokens
+    most, shaping = -1 if params.max_tokens is None else params.max_tokens, params.shaping or Shaping()
     bias = [{"token": token, "bias": None if value <= -100 else value} for token, value in _biases(request).items()]
     return {
         "seed": params.seed if params.seed is not None else -1,
-        "temperature": params.temperature, "dynatemp_range": 0.0, "dynatemp_exponent": 1.0,
-        "top_k": max(0, params.top_k), "top_p": params.top_p, "min_p": params.min_p, "top_n_sigma": -1.0,
-        "xtc_probability": 0.0, "xtc_threshold": 0.1, "typical_p": 1.0, "repeat_last_n": -1,
+        "temperature": params.temperature, "dynatemp_range": shaping.dynatemp_range,
+        "dynatemp_exponent": shaping.dynatemp_exponent,
+        "top_k": max(0, params.top_k), "top_p": params.top_p, "min_p": params.min_p, "top_n_sigma": shaping.top_n_sigma,
+        "xtc_probability": shaping.xtc_probability, "xtc_threshold": shaping.xtc_threshold,
+        "typical_p": shaping.typical_p,
+        "repeat_last_n": WHOLE if shaping.repeat_last_n is None else shaping.repeat_last_n,
         "repeat_penalty": params.repetition_penalty, "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty, "dry_multiplier": 0.0, "dry_base": 1.75,
-        "dry_allowed_length": 2, "dry_penalty_last_n": -1, "dry_sequence_breakers": [], "mirostat": 0,
+        "frequency_penalty": params.frequency_penalty, "dry_multiplier": shaping.dry_multiplier,
+        "dry_base": shaping.dry_base, "dry_allowed_length": shaping.dry_allowed_length,
+        "dry_penalty_last_n": shaping.dry_penalty_last_n,
+        "dry_sequence_breakers": list(shaping.dry_sequence_breakers), "mirostat": 0,
         "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0, "adaptive_decay": 0.9,
         "stop": list(params.stop or ()), "max_tokens": most, "n_predict": most, "n_keep": 0, "n_discard": 0,
         "ignore_eos": params.ignore_eos, "stream": False, "logit_bias": bias, "n_probs": params.logprobs or 0,
@@ -47,15 +57,16 @@ class NativeWords:
     """/completion and /infill.
 
     Args:
-        body: of the request. `source`: see `Source`.
+        body: of the request. `source`: see `Source`. `slots`: remember who has which.
     """
 
-    def __init__(self, body: NativeRequest, source: Source) -> None:
+    def __init__(self, body: NativeRequest, source: Source, slots: Slots) -> None:
+        slots.note(body.id_slot, source.requests)
         self._body, self._head = body, source.head
         self._tokenizer, self._requests = source.tokenizer, source.requests
         self._choices = source.requests[0].params.n
         self._begun: set[int] = set()
-        self._slots: dict[int, int] = {}
+        self._slots = slots
         self._ids: dict[int, list[int]] = {}
 
     def first(self) -> list[Event]:
@@ -66,8 +77,6 @@ class NativeWords:
         """An event with what a chunk adds, before the first one the progress of the prompt, and at the end the cost."""
         place = chunk.index * self._choices + chunk.choice
         request, events = self._requests[place], list[Event]()
-        if request.row is not None:
-            self._slots[place] = request.row
         if self._body.return_progress and place not in self._begun:
             events += [self._progress(place, request, read) for read in (False, True)]
         self._begun.add(place)
@@ -94,7 +103,7 @@ class NativeWords:
 
     def _part(self, place: int, request: Request) -> dict[str, Any]:
         return {
-            "index": place, "content": "", "tokens": [], "stop": False, "id_slot": self._slots.get(place, 0),
+            "index": place, "content": "", "tokens": [], "stop": False, "id_slot": self._slots.of(request),
             "tokens_predicted": len(self._ids.get(place, ())), "tokens_evaluated": len(request.prompt_ids),
         }  # fmt: skip
 
@@ -112,7 +121,7 @@ class NativeWords:
             reply |= {"content": "", "tokens": []}
         elif not body.return_tokens:
             reply["tokens"] = []
-        reply["id_slot"] = self._slots.get(place, 0)
+        reply["id_slot"] = self._slots.of(request)
         reply["generation_settings"] |= {"stream": bool(body.stream), "n_probs": body.n_probs or 0}
         if body.n_probs and not streamed:
             reply["completion_probabilities"] = [self._probability(item) for item in completion.logprobs or ()]
@@ -164,16 +173,18 @@ class LlamaWords:
 
     Args:
         words: of OpenAI's form. `body`, `source`: they are made from.
+        slots: remember who has which.
         verbose: whether every reply has `__verbose`, unless its request says otherwise.
     """
 
-    def __init__(self, words: Words, body: Any, source: Source, verbose: bool) -> None:
+    def __init__(self, words: Words, body: Any, source: Source, slots: Slots, verbose: bool) -> None:
         self._words, self._source, self._began = words, source, set[int]()
         fields = body if isinstance(body, LlamaFields) else None
         self._each = bool(fields and fields.timings_per_token)
         self._progress = bool(fields and fields.return_progress)
         self._verbose = verbose if fields is None or fields.verbose is None else fields.verbose
         self._choices = source.requests[0].params.n
+        slots.note(None if fields is None else fields.id_slot, source.requests)
 
     def first(self) -> list[Event]:
         """The events of OpenAI's form, in which the content of a role is null."""

@@ -1,0 +1,147 @@
+"""The keys and values of a sequence in a file, so that a long prompt is read once and never again.
+
+A file is a line of JSON, the token ids, and what each cache holds of the sequence's whole pages; its end is a digest of
+all before it. It fits the engine that wrote it and its equals: same model, draft, number formats and kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sametoken.engine.engine import Engine
+from sametoken.errors import DataError
+from sametoken.files import replacing
+from sametoken.runtime.kept import put, shapes, take
+
+KIND = "sametoken-sequence"
+VERSION = 1  # of the file
+DIGEST = 32  # bytes at its end
+SAVE_AGAIN = "save it again"
+
+
+class Kept(NamedTuple):
+    """What is kept of a sequence.
+
+    Attributes:
+        tokens: of whole pages, and the token that follows them where there is one.
+        pages: how many.
+        drafts: by drafter, how many leading tokens have its keys and values too.
+        parts: of every cache, see `runtime.kept.take`.
+    """
+
+    tokens: list[int]
+    pages: int
+    drafts: dict[str, int]
+    parts: list[Tensor]
+
+    def cached(self, page_size: int) -> int:
+        """Tokens that need not be read again."""
+        return self.pages * page_size
+
+
+def keep(engine: Engine, tokens: Sequence[int], salt: bytes = b"") -> Kept:
+    """Copies what the engine's cache holds of the beginning of a sequence; on the thread that steps the engine.
+
+    Args:
+        salt: of whose requests, see `BlockManager.match`.
+    """
+    blocks = engine.scheduler.blocks
+    pages, drafts = blocks.offered(tokens, salt)
+    held = list(tokens[: len(pages) * blocks.page_size + 1])
+    return Kept(held, len(pages), drafts, take(engine.caches, pages))
+
+
+def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
+    """Puts into the cache what `keep` took, for whoever begins with these tokens; on the thread that steps the engine.
+
+    Args:
+        salt: for whose requests.
+
+    Raises:
+        DataError: the cache has too few free pages.
+    """
+    blocks = engine.scheduler.blocks
+    pages = blocks.allocate(kept.pages)
+    if pages is None:
+        words = f"the sequence has {kept.pages} pages of the cache, {blocks.available} are free"
+        raise DataError(words, advice="raise kv_cache_max_tokens, or try again when other requests have ended")
+    put(engine.caches, pages, kept.parts)
+    for drafter, cached in (kept.drafts or {"": 0}).items():
+        blocks.publish(kept.tokens, pages, drafter, cached, salt=salt)
+    blocks.free(pages)
+
+
+def write(kept: Kept, file: Path, made_by: str) -> int:
+    """Writes a file and returns its bytes.
+
+    Args:
+        made_by: what the engine is, as `LLM.fingerprint` has it.
+
+    Raises:
+        DataError: the place is full or cannot be written to.
+    """
+    head = {"kind": KIND, "version": VERSION, "made_by": made_by, "tokens": len(kept.tokens), "pages": kept.pages,
+            "drafts": kept.drafts}  # fmt: skip
+    digest = hashlib.blake2b(digest_size=DIGEST)
+    with replacing(file) as part:
+        with part.open("wb") as stream:
+            first = json.dumps(head).encode() + b"\n"
+            tokens = torch.tensor(kept.tokens, dtype=torch.int64)
+            for piece in (first, *map(_bytes, (tokens, *kept.parts))):
+                digest.update(piece)
+                stream.write(piece)
+            stream.write(digest.digest())
+        return part.stat().st_size
+
+
+def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
+    """What a file holds, and its bytes; in any thread.
+
+    Raises:
+        DataError: it is not there, truncated, altered, or of another engine.
+    """
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):
+            raise DataError(f"{file.name}: not a regular file", advice=SAVE_AGAIN)
+        whole = bytearray(file.read_bytes())
+    except OSError as error:
+        raise DataError(f"{file.name}: {error.strerror}", advice=SAVE_AGAIN) from error
+    body, end = memoryview(whole)[:-DIGEST], whole[-DIGEST:]
+    if hashlib.blake2b(body, digest_size=DIGEST).digest() != end:
+        raise DataError(f"{file.name}: truncated or altered since it was written", advice=SAVE_AGAIN)
+    first = bytes(whole[: whole.find(b"\n") + 1])
+    head = json.loads(first) if first.startswith(b"{") else {}
+    if head.get("kind") != KIND or head.get("version") != VERSION:
+        raise DataError(f"{file.name}: no sequence of this version of sametoken", advice=SAVE_AGAIN)
+    if head["made_by"] != made_by:
+        words = "written with another model, draft, number format or other kernels than this server has"
+        raise DataError(f"{file.name}: {words}", advice=f"start the server that wrote it, or {SAVE_AGAIN}")
+    if (found := _parts(engine, head, body[len(first) :])) is None:
+        raise DataError(f"{file.name}: its header does not fit what follows it", advice=SAVE_AGAIN)
+    return found, len(whole)
+
+
+def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | None:
+    """What follows a header, None where that does not fit it."""
+    wanted = [(torch.int64, (head["tokens"],)), *shapes(engine.caches, head["pages"])]
+    sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
+    if sum(sizes) != len(rest):
+        return None
+    whole, parts, start = torch.frombuffer(rest, dtype=torch.uint8), list[Tensor](), 0
+    for (dtype, shape), size in zip(wanted, sizes, strict=True):
+        parts.append(whole[start : start + size].clone().view(dtype).view(shape))
+        start += size
+    return Kept(parts[0].tolist(), head["pages"], head["drafts"], parts[1:])
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,41 @@
+"""What caches hold of some pages, taken out of them and put back, as tensors that belong to nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sametoken.runtime.cache import KVCache
+
+
+def take(caches: Sequence[KVCache], pages: Sequence[int]) -> list[Tensor]:
+    """Copies on the host of what the caches store of these pages, in a fixed order.
+
+    Returns:
+        [layers, len(pages), page size, ...] each: keys, values and their scales, as far as a cache has them.
+    """
+    return [whole[:, _index(pages, whole)].cpu() for whole in _paged(caches)]
+
+
+def put(caches: Sequence[KVCache], pages: Sequence[int], kept: Sequence[Tensor]) -> None:
+    """Stores what `take` gave of other pages, or of those of an equal engine."""
+    for whole, part in zip(_paged(caches), kept, strict=True):
+        whole[:, _index(pages, whole)] = part.to(whole.device)
+
+
+def shapes(caches: Sequence[KVCache], pages: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of what `take` gives of so many pages."""
+    return [(whole.dtype, (whole.shape[0], pages, *whole.shape[2:])) for whole in _paged(caches)]
+
+
+def _paged(caches: Sequence[KVCache]) -> list[Tensor]:
+    """What the caches store, as pages: [layers, pages, page size, ...]."""
+    parts = [part for cache in caches for pair in cache.stored for part in pair if part is not None]
+    size = caches[0].table.page_size
+    return [part.view(part.shape[0], -1, size, *part.shape[2:]) for part in parts]
+
+
+def _index(pages: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(pages, dtype=torch.int64, device=like.device)

@@ -1,0 +1,97 @@
+"""Values as llama-server's bodies spell them: prompts, biases, seeds, and grammars in GBNF."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from llguidance.gbnf_to_lark import gbnf_to_lark
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
+
+from sametoken.errors import RequestError
+from sametoken.server.text_request import Pieces
+
+RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for a seed that the server chooses
+MOST_GBNF = 2**17  # characters
+TEXT, MEDIA = "prompt_string", "multimodal_data"
+MOST_PROMPTS = 1024
+
+
+def lark_of(gbnf: str) -> str:
+    """llama.cpp's grammar notation as Lark's.
+
+    Raises:
+        RequestError: it is no such grammar.
+    """
+    if len(gbnf) > MOST_GBNF:
+        raise RequestError(f"got {len(gbnf)} characters, expected at most {MOST_GBNF}", field="grammar")
+    try:
+        lark: str = gbnf_to_lark(gbnf)
+    except Exception as error:  # the library raises bare ones
+        words = str(error) or "it is nested too deep"
+        raise RequestError(f"no grammar in GBNF: {words}", field="grammar", advice="correct it") from error
+    return lark
+
+
+def one_prompt(given: object) -> object:
+    """A prompt as text, token ids, or pieces of both."""
+    if isinstance(given, dict):
+        if given.get(MEDIA):
+            raise ValueError("expected no multimodal_data: this model reads text only")
+        given = given.get(TEXT)
+    if isinstance(given, str):
+        return given
+    pieces = isinstance(given, list) and given and all(type(each) in (str, int) for each in given)
+    if not pieces or any(isinstance(each, int) and each < 0 for each in given):  # type: ignore[attr-defined]
+        raise ValueError(f"expected text, token ids, or a list of both, or an object with {TEXT}")
+    return Pieces(tuple(given))  # type: ignore[arg-type]
+
+
+def _llama_prompts(given: object) -> object:
+    """One prompt or several: a list whose members are lists, objects, or nothing but texts."""
+    if not isinstance(given, list):
+        return [one_prompt(given)]
+    if not 0 < len(given) <= MOST_PROMPTS and not all(isinstance(each, int) for each in given):
+        raise ValueError(f"expected 1 to {MOST_PROMPTS} prompts")
+    several = any(isinstance(each, list | dict) for each in given) or all(isinstance(each, str) for each in given)
+    return [one_prompt(each) for each in given] if several else [one_prompt(given)]
+
+
+def _biases(given: object) -> object:
+    """llama-server's forms of biases: a list of [token or text, bias or false], or an object."""
+    if isinstance(given, dict):
+        given = [[key, value] for key, value in given.items()]
+    if not isinstance(given, list):
+        raise ValueError("expected a list of pairs, or an object")  # noqa: TRY004 - pydantic takes no other
+    found: dict[int | str, float] = {}
+    for pair in given:
+        if isinstance(pair, dict) and {"id", "bias"} <= pair.keys():  # one of OpenAI's entries, as replies have them
+            pair = [pair["id"], pair["bias"]]
+        if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], int | str):
+            raise ValueError("expected pairs of a token id or a text and a number or false")
+        key, bias = pair
+        if not (bias is False or (isinstance(bias, int | float) and not isinstance(bias, bool))):
+            raise ValueError("expected a number, or false for never")
+        value = -100.0 if bias is False else max(-100.0, min(100.0, float(bias)))
+        found[int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key] = value
+    return found
+
+
+Anything = Annotated[Any, WithJsonSchema({})]
+LlamaBias = Annotated[dict[Any, float], BeforeValidator(_biases), WithJsonSchema({"type": ["array", "object"]})]
+LlamaPrompts = Annotated[
+    list[Any], BeforeValidator(_llama_prompts), WithJsonSchema({"type": ["string", "array", "object"]})
+]
+
+
+def _seed(given: int) -> int | None:
+    return None if given in RANDOM_SEEDS else given
+
+
+LlamaSeed = Annotated[int, AfterValidator(_seed)]
+
+
+def predicted(n_predict: int | None, otherwise: int | None) -> int | None:
+    """Most tokens of a reply; None for the context."""
+    if n_predict is None:
+        return otherwise
+    return None if n_predict < 0 else max(1, n_predict)
