@@ -45,6 +45,14 @@ READ: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("<tool_caller> text <tool", None, []),  # type: ignore[list-item]
     ("[TO", None, []),  # type: ignore[list-item]
     ("  {", None, []),  # type: ignore[list-item]
+    (f"```json\n{ONE}\n```", "", [F]),
+    (f"```json\n[{ONE},\n {TWO}]\n```\n", "", [F, G]),
+    (f"```\n{ONE}\n```\n```json\n{TWO}\n```", "", [F, G]),
+    (f"```tool_call\n{ONE}\n```\nDone.", "Done.", [F]),
+    (f"```json\n{ONE}", "", [F]),
+    ('```json\n{"a": 1}\n```', None, []),  # type: ignore[list-item]
+    ("```python\nprint(1)\n```", None, []),  # type: ignore[list-item]
+    ("```js", None, []),  # type: ignore[list-item]
     ("just text \n", None, []),  # type: ignore[list-item]
     ("", None, []),  # type: ignore[list-item]
 ]
@@ -76,7 +84,7 @@ def test_calls_are_read_in_the_ways_models_write_them(text: str, content: str | 
     assert one[1] == calls[:1]
 
 
-SIGNS = ["<tool_call>", "</tool_call>", "{", "}", '"', "\\", "[", ",", " ", "a"]
+SIGNS = ["```", "```json\n", "<tool_call>", "</tool_call>", "{", "}", '"', "\\", "[", ",", " ", "a"]
 PARTS = [*(text for text, _, _ in READ), ONE, TWO, *SIGNS]
 
 

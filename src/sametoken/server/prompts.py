@@ -25,6 +25,7 @@ from sametoken.server.speech import ReplyReader
 from sametoken.server.text_request import ChatTalk, Infill, Pieces, TextRequest
 from sametoken.server.threads import SideWork, aside
 from sametoken.server.tools import call_grammar
+from sametoken.server.tools_in_text import tools_in_text
 
 MOST_SCORES = 2**20  # alternatives of one request that asks for all of the vocabulary
 
@@ -120,12 +121,11 @@ class Prompts:
             words = "chat_template: this server renders its own templates alone; start it with "
             raise ApiError(400, words + "--trust-request-chat-template, or leave it out", param="chat_template")
         if talk.tools.offered:
-            if not self._tokenizer.renders_tools:
-                words = "tools: the chat template of this model has no place for them; expected a request without"
-                raise ApiError(400, words, param="tools")
             options["tools"] = [{"type": "function", "function": each} for each in talk.tools.offered]
         try:
             turns = [turn.for_template() for turn in talk.turns]
+            if not self._tokenizer.renders_tools:
+                turns = tools_in_text(turns, options.pop("tools", ()))
             text = self._tokenizer.apply_chat_template(turns, talk.begins, talk.continues, **options)
             if options.get("enable_thinking") is False and talk.begins and self._style is not None:
                 text += self._style.closing(text)
@@ -165,7 +165,8 @@ class Prompts:
             opening = partial(style.opening, text, (talk.turns[-1].content or "") if talk.continues else None)
             waits = self._waits(style, opening())
         if tools.required:
-            calls = call_grammar(tools.required, self._tokenizer.tags_tool_calls, tools.several)
+            tagged = self._tokenizer.tags_tool_calls or not self._tokenizer.renders_tools
+            calls = call_grammar(tools.required, tagged, tools.several)
             values["structured_outputs"] = {"grammar": calls}
         if (grammar := values.get("structured_outputs")) is not None:
             values["structured_outputs"] = {**grammar, **waits}

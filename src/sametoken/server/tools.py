@@ -1,7 +1,8 @@
 """Calls of functions: the grammar of a reply that must make some, and a state machine that reads them as text streams.
 
 Models write calls as their chat template taught them: JSON objects between <tool_call> tags (Hermes, Qwen), or a reply
-that is nothing but JSON (Llama 3, Mistral). Both are read; which one is asked for, the template says.
+that is nothing but JSON (Llama 3, Mistral), which some put into a fence of Markdown (Qwen2.5-Coder). All are read;
+which one is asked for, the template says.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_mark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MARKS = ("<|python_tag|>", "[TOOL_CALLS]")  # what may stand before a reply that is nothing but calls
+FENCES = ("```json", "```tool_call", "```")  # around a reply that is nothing but calls; the longer ones first
+MARKS = ("<|python_tag|>", "[TOOL_CALLS]", *FENCES)  # what may stand before such a reply
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # The beginning of a call up to its arguments, an object or a list, which are shown as they come from here on.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
@@ -38,6 +40,7 @@ class CallReader:
         self._rest = ""  # not decided yet
         self._raw = ""  # what was passed on the way to a call and is text if there is none
         self._space = ""  # space after text, which is dropped before a call
+        self._fenced = False
         self._scan = _Scan()
         self._scanned = 0
 
@@ -59,10 +62,12 @@ class CallReader:
     def _start(self, pieces: list[Piece], done: bool) -> bool:
         """At the beginning: is the reply nothing but calls?"""
         text = self._rest.lstrip()
-        mark = next((mark for mark in MARKS if text.startswith(mark)), "")
-        if not mark and not done and any(each.startswith(text) for each in MARKS):
+        mark = _begun(MARKS, text, done)
+        if mark == "":
             return False
         if mark or text[:1] in ("{", "["):
+            mark = mark or ""
+            self._fenced = mark in FENCES
             self._pass(len(self._rest) - len(text) + len(mark))
             self._state = NEXT
         else:
@@ -87,6 +92,12 @@ class CallReader:
     def _next(self, pieces: list[Piece], done: bool) -> bool:
         """Between calls."""
         self._pass(len(self._rest) - len(self._rest.lstrip(BETWEEN)))
+        if self._fenced and (fence := _begun(FENCES, self._rest, done)) is not None:
+            if self._calls:  # it stands between calls
+                self._rest = self._rest[len(fence) :]
+            else:
+                self._pass(len(fence))
+            return bool(fence)
         if self._rest.startswith("{"):
             self._state, self._scan, self._scanned = OBJECT, _Scan(), 0
         elif self._rest.startswith(CLOSE) and not self._raw:
@@ -193,6 +204,13 @@ class _Scan:
                 if self._depth <= 0:
                     return at
         return -1
+
+
+def _begun(marks: Sequence[str], text: str, done: bool) -> str | None:
+    """The mark that a text begins with, "" where more text may make it one, None where there is none."""
+    if not done and any(mark.startswith(text) and mark != text for mark in marks):
+        return ""
+    return next((mark for mark in marks if text.startswith(mark)), None)
 
 
 def _loaded(text: str) -> Any:
