@@ -118,7 +118,7 @@ def test_calls_are_items_and_their_output_can_be_sent_back(client: OpenAI, choic
         call.to_dict(),
         {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
     ]
-    assert client.responses.create(**ASKED, input=again, tools=[TOOL]).output_text
+    assert client.responses.create(**ASKED, input=again, tools=[TOOL], extra_body=SEED).output_text
 
 
 def test_a_form_is_kept_and_speculation_is_reported(served: Running) -> None:
