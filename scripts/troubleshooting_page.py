@@ -206,7 +206,7 @@ HOSTS = (
         "the error of that rank",
         "`-x HF_TOKEN` to mpirun, and `-e HF_TOKEN` to `docker exec` where ranks run in containers",
         "set HF_TOKEN if it is private",
-        "tests/checkpoint/test_hub.py::test_token_of_the_environment_opens_a_private_repository",
+        "tests/distributed/test_two_hosts.py::test_a_token_that_is_not_forwarded_is_missing_on_the_other_host_alone",
     ),
     Row(
         "Ranks have different versions or kernels",

@@ -310,6 +310,62 @@ def test_the_right_interface_is_used(hosts: Hosts) -> None:
         assert job.ends(STARTS_S + SAYS_S) == [0, 0], job.said
 
 
+DOCUMENTED = {  # what the documents of the two machines give to mpirun
+    "HF_TOKEN": "hf_of_a", "NCCL_SOCKET_IFNAME": INTERFACE, "UCX_NET_DEVICES": INTERFACE,
+    "OMPI_MCA_btl_tcp_if_include": INTERFACE,
+}  # fmt: skip
+SHOWS = "import json, os, socket; print(json.dumps([socket.gethostname(), dict(os.environ)]), flush=True)"
+
+
+def variables_of_ranks(hosts: Hosts, *forwarded: str) -> dict[str, dict[str, str]]:
+    """The environment of each host's rank, by the host's name, where mpirun forwards these variables."""
+    options = [part for name in forwarded for part in ("-x", name)]
+    done = hosts[0].run("mpirun", *options, "sametoken-python", "-c", SHOWS, environment=DOCUMENTED)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+def test_the_documents_variables_arrive_on_the_other_host(hosts: Hosts) -> None:
+    found = variables_of_ranks(hosts, *DOCUMENTED)
+    assert found.keys() == {host.name for host in hosts}
+    for environment in found.values():
+        assert {name: environment.get(name) for name in DOCUMENTED} == DOCUMENTED
+
+
+def test_a_token_that_is_not_forwarded_is_missing_on_the_other_host_alone(hosts: Hosts) -> None:
+    found = variables_of_ranks(hosts, "NCCL_SOCKET_IFNAME")
+    assert found[hosts[0].name]["HF_TOKEN"] == DOCUMENTED["HF_TOKEN"]
+    assert "HF_TOKEN" not in found[hosts[1].name]
+    assert found[hosts[1].name]["NCCL_SOCKET_IFNAME"] == INTERFACE
+
+
+@pytest.fixture
+def second_cable(hosts: Hosts) -> Iterator[str]:
+    """A further interface on both hosts, joined by a cable of its own."""
+    name = "enp2s0"
+    ends = [["name", name, "netns", str(host.first)] for host in hosts]
+    subprocess.run(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], check=True)
+    for place, host in enumerate(hosts):
+        host.root(f"ip addr add 192.168.201.{12 + place}/24 dev {name}; ip link set {name} up")
+    yield name
+    hosts[0].root(f"ip link del {name}")
+
+
+def test_ranks_talk_by_the_interface_that_is_named(hosts: Hosts, second_cable: str) -> None:
+    def received(interface: str) -> int:
+        told = hosts[0].run("ip", "-j", "-s", "link", "show", "dev", interface).stdout
+        return int(json.loads(told)[0]["stats64"]["rx"]["bytes"])
+
+    for named, other in ((INTERFACE, second_cable), (second_cable, INTERFACE)):
+        before = received(named), received(other)
+        options = ["-x", "GLOO_SOCKET_IFNAME", "--mca", "btl_tcp_if_include", INTERFACE]
+        command = mpirun(*COMMAND, options=options)
+        with started((hosts[0], command), GLOO_SOCKET_IFNAME=named) as job:
+            assert job.ends(STARTS_S + SAYS_S) == [0], job.said
+        arrived = received(named) - before[0], received(other) - before[1]
+        assert arrived[0] > 2 * arrived[1], arrived
+
+
 @pytest.mark.parametrize(("port", "command"), [("29600", COMMAND), ("8355", serving("embedded"))])
 def test_a_port_that_is_taken(hosts: Hosts, port: str, command: list[str]) -> None:
     code = f"import socket; taken = socket.create_server(('', {port})); print(1, flush=True); input()"
