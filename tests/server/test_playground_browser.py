@@ -211,6 +211,9 @@ def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, 
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert page.locator("#send").is_visible()
+        for bar, time in page.evaluate(BARS):
+            assert bar["top"] >= time["bottom"]
+            assert bar["right"] <= time["right"]
     page.hover("#turns .token.drafted >> nth=0")
     for selector in TEXTS:
         assert page.evaluate(CONTRAST, [selector, "color"]) >= 4.5, selector
@@ -218,6 +221,9 @@ def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, 
         assert page.evaluate(CONTRAST, [selector, edge]) >= 3, selector
 
 
+# Of each line of the timeline the rectangles of its bar and of the time.
+BARS = """() => [...document.querySelectorAll(".timeline .bar")].map(bar =>
+  [bar, bar.nextElementSibling].map(each => each.getBoundingClientRect().toJSON()))"""
 # WCAG 2.2 asks for 4.5 between text and its background (1.4.3), and 3 for what edges must be seen (1.4.11).
 TEXTS = (
     "body", "#model", "a", "#status", "#prompt", "#method", "#send", "#reset", ".asked", ".pane h3", ".figures",
