@@ -191,6 +191,36 @@ def test_it_says_that_the_server_went_and_goes_on_when_it_is_back(page: Any) -> 
         idle(page)
 
 
+HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>[a](javascript:window.hacked=1)"
+
+
+def test_hostile_text_is_text(page: Any, llm: LLM) -> None:
+    """Of the person, of the model, and in an error of the server."""
+
+    def said(route: Any) -> None:
+        choice = {"index": 0, "delta": {"role": "assistant", "content": HOSTILE}, "finish_reason": None}
+        chunks = [{"choices": [choice]}, {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}]
+        lines = [f"data: {json.dumps({'id': 'x', 'model': HOSTILE, **chunk})}\n\n" for chunk in chunks]
+        body = "".join([*lines, "data: [DONE]\n\n"])
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    def refused(route: Any) -> None:
+        route.fulfill(status=400, content_type="application/json", body=json.dumps({"error": {"message": HOSTILE}}))
+
+    with running(llm) as server:
+        ready(page, server.url)
+        for answer in (said, refused):
+            page.route("**/v1/chat/completions", answer)
+            ask(page, HOSTILE)
+            idle(page)
+            page.unroute("**/v1/chat/completions")
+        assert HOSTILE in page.inner_text(".asked >> nth=0")
+        assert HOSTILE in page.inner_text(".error >> nth=-1")
+        assert "<script>" in page.inner_text("#turns .turn >> nth=0")
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("#turns :is(img, script, a[href^=javascript])").count() == 0
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, scheme: str) -> None:
     page.set_viewport_size(PHONES[0])
@@ -211,9 +241,9 @@ def test_it_fits_a_phone_and_is_readable_in_light_and_dark(page: Any, llm: LLM, 
         page.set_viewport_size(size)
         assert page.evaluate("document.documentElement.scrollWidth") <= size["width"]
         assert page.locator("#send").is_visible()
-        for bar, time in page.evaluate(BARS):
-            assert bar["top"] >= time["bottom"]
-            assert bar["right"] <= time["right"]
+        for bar, seconds in page.evaluate(BARS):
+            assert bar["top"] >= seconds["bottom"]
+            assert bar["right"] <= seconds["right"]
     page.hover("#turns .token.drafted >> nth=0")
     for selector in TEXTS:
         assert page.evaluate(CONTRAST, [selector, "color"]) >= 4.5, selector
