@@ -78,7 +78,8 @@ def served(pair: Pair, *options: str) -> Iterator[tuple[subprocess.Popen[str], s
     try:
         assert server.stderr is not None
         url = next(found[1] for line in server.stderr if (found := READY.search(line)))
-        (rank,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        (rank,) = (int(pid) for pid in children if b"sametoken.parallel" in Path(f"/proc/{pid}/cmdline").read_bytes())
         yield server, url, rank
     finally:
         server.kill()

@@ -25,7 +25,6 @@ JSON_OBJECT = {"type": "json_object"}
 BAD_SCHEMA = {"type": "json_schema", "name": "x", "schema": {"type": "nothing"}}
 COMPLETIONS, CHAT, RESPONSES, MESSAGES, TOKENIZE = BODIES
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    (RESPONSES, {"text": {"format": JSON_OBJECT}, "tools": [TOOL], "tool_choice": "required"}, "text.format"),
     (RESPONSES, {"text": {"format": BAD_SCHEMA}}, "text.format"),
     (RESPONSES, {"min_tokens": 9, "max_output_tokens": 3}, "min_tokens"),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
@@ -38,7 +37,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a" * 500}]}, "messages"),
     (CHAT, {"tools": [NESTED], "tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
     (CHAT, {"tools": [NESTED], "tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice"),
-    (CHAT, {"tools": [NESTED], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     (CHAT, {"parallel_tool_calls": True}, "parallel_tool_calls"),
     (CHAT, {"min_tokens": 9, "max_completion_tokens": 3}, "min_tokens"),
     (CHAT, {"stop": {"a": 1}}, "stop"),

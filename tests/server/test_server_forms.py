@@ -161,13 +161,6 @@ def test_a_conversation_with_a_call_is_rendered_with_objects(served: Running) ->
     assert served.post("/detokenize", {"tokens": tokens}).json()["prompt"] == "assistant: Rometool: sunnyassistant:"
 
 
-def test_a_model_without_a_place_for_tools_says_so(tiny_pair: Pair, one_thread: None) -> None:
-    with running(LLM(tiny_pair.target)) as server:
-        error = server.post("/v1/chat/completions", {**ASKED, "tools": TOOLS})
-        assert error.status_code == 400
-        assert error.json()["error"]["param"] == "tools"
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_mask_that_takes_too_long_is_an_error_of_the_request(
     served: Running, client: OpenAI, stream: bool, monkeypatch: pytest.MonkeyPatch

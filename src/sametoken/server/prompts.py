@@ -84,18 +84,17 @@ class Prompts:
 
     def _plain(self, prompt: Prompt | Pieces | Infill, asked: TextRequest, values: dict[str, Any]) -> Prompt:
         """A prompt as the engine takes it; adds to `values` what ends its reply."""
+        if not isinstance(prompt, Infill | Pieces):
+            as_it_is = isinstance(prompt, str) and asked.keep is None and asked.special_tokens
+            return prompt if as_it_is else self._cut(prompt, asked)
         begin = self._tokenizer.encode("", asked.special_tokens)
         if isinstance(prompt, Infill):
             if self._marks is not None:
                 values["stop_token_ids"] = [*values.get("stop_token_ids", ()), *self._marks.end_ids]
             return infill_ids(prompt, self._marks, self._encoded, begin, self._llm.max_seq_len)
-        if isinstance(prompt, Pieces):
-            first = isinstance(prompt.parts[0], str)
-            ids = [self._encoded(part) if isinstance(part, str) else [part] for part in prompt.parts]
-            return asked.cut([*(begin if first else ()), *chain.from_iterable(ids)], self._llm.max_seq_len)
-        if asked.keep is None and asked.special_tokens:
-            return prompt
-        return self._cut(prompt, asked)
+        first = isinstance(prompt.parts[0], str)
+        ids = [self._encoded(part) if isinstance(part, str) else [part] for part in prompt.parts]
+        return asked.cut([*(begin if first else ()), *chain.from_iterable(ids)], self._llm.max_seq_len)
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, False)

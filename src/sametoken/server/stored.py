@@ -5,7 +5,6 @@ A response is known to requests with the API key of the one that made it.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,7 +36,7 @@ class StoredResponse:
     def size(self) -> int:
         """Characters that it has, about."""
         said = sum(len(turn.content or "") + len(turn.thought or "") + len(str(turn.calls)) for turn in self.turns)
-        return len(json.dumps(self.response)) + said
+        return len(str(self.response)) + said
 
 
 class ResponseStore:

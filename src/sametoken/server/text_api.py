@@ -6,13 +6,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive
 
 from sametoken.engine.completion import Completion
 from sametoken.errors import RequestError
@@ -23,7 +22,6 @@ from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import CLIENT_GONE, ApiError, refused, worded
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
-from sametoken.server.prompts import Made
 from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
@@ -89,8 +87,13 @@ class TextApi(Api):
                 return self._in_background(job, words, asked)
             if body.stream:
                 return EventStream(job, words, asked.fields, api.anthropic, api.marked)
-            whole = await self._whole(job, words, asked, request.receive)
-            return Response(status_code=CLIENT_GONE) if whole is None else JSONResponse(whole)
+            try:
+                done = await completions(job, request.receive)
+            except Exception as error:
+                raise worded(error, asked.fields, self._worker.config.request_timeout) from error
+            if len(done) < len(job.requests):
+                return Response(status_code=CLIENT_GONE)
+            return JSONResponse(words.whole(done))
 
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
@@ -106,7 +109,10 @@ class TextApi(Api):
         worker = self._worker
         worker.admit(asked.sequences)
         try:
-            made = await self._made(asked, is_long)
+            if asked.work is not None:
+                made = await aside(asked.work, self._prompts.make, asked)
+            else:  # the event loop makes only those of a short prompt
+                made = await asyncio.to_thread(self._prompts.make, asked) if is_long else self._prompts.make(asked)
         except RequestError as error:
             raise refused(error, asked.fields) from error
         job = worker.take(made.requests)
@@ -122,14 +128,6 @@ class TextApi(Api):
         except BaseException:
             job.close()  # or its sequences would keep their places for ever
             raise
-
-    async def _whole(self, job: Job, words: Words, asked: TextRequest, receive: Receive) -> Mapping[str, Any] | None:
-        """The reply to a request that does not stream; None where its client went away."""
-        try:
-            done = await completions(job, receive)
-        except Exception as error:
-            raise worded(error, asked.fields, self._worker.config.request_timeout) from error
-        return words.whole(done) if len(done) == len(job.requests) else None
 
     def _in_history(self, body: ResponsesRequest) -> tuple[TextRequest, Keep | None]:
         """What a body asks for after the response that it goes on from, and what keeps the response to it."""
@@ -195,12 +193,6 @@ class TextApi(Api):
             self._worker.stored.cancel(response_id)
         self._worker.stored.drop(response_id)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
-
-    async def _made(self, asked: TextRequest, is_long: bool) -> Made:
-        """The engine's requests; the event loop makes only those of a short prompt."""
-        if asked.work is not None:
-            return await aside(asked.work, self._prompts.make, asked)
-        return await asyncio.to_thread(self._prompts.make, asked) if is_long else self._prompts.make(asked)
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens a conversation in Anthropic's form has as a prompt."""

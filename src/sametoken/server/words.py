@@ -112,7 +112,7 @@ class Progress:
     def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
         """Adds the tokens of an event, and puts usage into it where that is asked for."""
         self.tokens[place] = self.tokens.get(place, 0) + tokens
-        event |= self.usage(place)
+        event |= self.usage(place) if self.always else self._silent
 
     def usage(self, place: int) -> dict[str, Any]:
         """The usage of one choice so far, as vLLM has it in every chunk, or OpenAI's null where only the end has it."""
