@@ -103,7 +103,9 @@ def test_tokens_are_told_as_numbers(served: Running) -> None:
     choice = replied(served, body, "/v1/completions")["choices"][0]
     named = [f"token_id:{token}" for token in [*choice["prompt_token_ids"], *choice["token_ids"]]]
     assert choice["logprobs"]["tokens"] == named
-    assert all(key.startswith("token_id:") for top in choice["logprobs"]["top_logprobs"][1:] for key in top)
+    best = choice["logprobs"]["top_logprobs"][1:]
+    assert all(key.startswith("token_id:") for top in best for key in top)
+    assert [next(iter(top)) for top in best] == named[1:]  # the token itself, then the best ones
     parts = [event["choices"][0]["logprobs"] for event in streamed(served, body, "/v1/completions")]
     assert [token for part in parts for token in part["tokens"]] == named
 

@@ -224,9 +224,9 @@ def text_logprobs(
 
 
 def _alternatives(tokenizer: Spells, item: TokenLogprob, text: str, top: int) -> dict[str, float]:
-    """By text, best first; the token itself too where it is not among the best."""
+    """By text: the token itself first, as vLLM has it, then the best ones."""
     best = {spelled(tokenizer, token): _finite(logprob) for token, logprob in _best(item, top)}
-    return {**best, text: _finite(item.logprob)}
+    return {text: _finite(item.logprob), **best}
 
 
 def _best(item: TokenLogprob, top: int) -> Sequence[tuple[int, float]]:
@@ -237,7 +237,7 @@ def _best(item: TokenLogprob, top: int) -> Sequence[tuple[int, float]]:
 def prompt_logprobs(
     tokenizer: Spells, items: Sequence[TokenLogprob | None], top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's form: for each prompt token, by token id, its log-probability, rank and text."""
+    """vLLM's form: for each prompt token, by token id, its log-probability, rank and text; its own first."""
     said: list[dict[str, dict[str, Any]] | None] = []
     for item in items:
         if item is None:
@@ -247,7 +247,7 @@ def prompt_logprobs(
         said.append(
             {
                 str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": spelled(tokenizer, token)}
-                for token, logprob, rank in [*ranked, (item.token_id, item.logprob, item.rank)]
+                for token, logprob, rank in [(item.token_id, item.logprob, item.rank), *ranked]
             }
         )
     return said
