@@ -162,7 +162,8 @@ def test_no_text_that_is_being_tokenised_holds_up_the_end(llm: LLM, monkeypatch:
     monkeypatch.setattr(Tokenizer, "encode", slow)
     try:
         with running(llm) as server:
-            asked = [Asking(server, {**LONG, "prompt": "a" * (LONG_TEXT + 1)}) for _ in range(2 * MOST)]
+            body = {**LONG, "user": "u" * LONG_TEXT}  # long enough for a thread of its own
+            asked = [Asking(server, body) for _ in range(2 * MOST)]
             assert begun.acquire(timeout=30)
             wait_until(lambda: len(server.server.server_state.tasks) == len(asked))
             server.stop()
