@@ -40,6 +40,7 @@ class Served:
     def curl(self, path: str, **body: Any) -> Any:
         """The reply to a POST of `body`, by curl."""
         command = ["curl", "--silent", "--show-error", "--max-time", str(PATIENCE_S), "--data-binary", "@-"]
+        command += ["--header", "Content-Type: application/json"]
         given = json.dumps({"model": self.model, **body})
         done = subprocess.run([*command, self.url + path], input=given, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)

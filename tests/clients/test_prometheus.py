@@ -134,7 +134,9 @@ def test_promtool_likes_the_files_and_the_metrics(watching: Watching) -> None:
     assert "SUCCESS" in promtool("check", "config", str(DEPLOY / "prometheus.yml"))
     assert f"SUCCESS: {len(ALERTS)} rules" in promtool("check", "rules", str(DEPLOY / "alerts.yml"))
     lines = watching.server.get("/metrics").text.splitlines(keepends=True)
-    ours = [line for line in lines if "vllm:" not in line]  # whose colons the check does not like
+    # Names of peers have colons, and one of vLLM's histograms ends as counters do: the check does not like either.
+    theirs = ("vllm:", "llamacpp:", "iteration_tokens_total")
+    ours = [line for line in lines if not any(name in line for name in theirs)]
     assert promtool("check", "metrics", told="".join(ours)) == ""
 
 

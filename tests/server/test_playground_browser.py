@@ -315,7 +315,7 @@ def test_the_method_that_is_chosen_is_asked_for(page: Any, llm: LLM) -> None:
 
 
 def test_a_server_that_drafts_nothing_says_so_and_drafts_if_asked(page: Any, one_thread: None) -> None:
-    with running(LLM("embedded", None, {"adaptive": False})) as server:
+    with running(LLM("embedded", None, {"method": "none", "adaptive": False})) as server:
         ready(page, server.url)
         assert page.get_attribute("#status", "data-state") == "plain"
         assert "without drafts" in page.inner_text("#status")

@@ -36,8 +36,8 @@ export class Answer {
     if (fresh.length) {
       this.arrivals.push([(now - this.started) / 1000, this.tokens.length]);
     }
-    if (choice.finish_reason === "stop" && choice.stop_reason === null && fresh.length) {
-      fresh.at(-1).end = true;
+    if (choice.finish_reason === "stop" && choice.stop_reason === null && this.tokens.length) {
+      this.tokens.at(-1).end = true; // which an event of its own says
     }
     this.stats = report.stats ?? this.stats;
     return fresh;

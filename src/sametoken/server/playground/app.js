@@ -146,6 +146,9 @@ async function run(pane, path, body, signal) {
       const fresh = answer.take(event, performance.now());
       following(() => {
         pane.add(fresh);
+        if (answer.tokens.at(-1)?.end) {
+          pane.showEnd();
+        }
         pane.figures.textContent = figures(answer);
       });
       showLive(answer);

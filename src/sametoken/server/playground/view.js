@@ -50,6 +50,13 @@ export class Pane {
     }
   }
 
+  /** Shows that the last token ends the answer, which is known after it. */
+  showEnd() {
+    const span = this.#spans.at(-1);
+    span.textContent = "⏎";
+    span.classList.add("end");
+  }
+
   /** The element of a token's forward, at the end of the pane. */
   #forward(token) {
     const last = this.box.lastElementChild;
