@@ -59,10 +59,10 @@ def resident() -> int:
 
 @pytest.mark.parametrize("name", COSTLY)
 def test_a_costly_template_ends_with_one_sentence(name: str) -> None:
-    begin, before = time.monotonic(), resident()
+    begin, before = time.process_time(), resident()
     with pytest.raises(RequestError, match=r"the chat template .*this conversation") as told:
         render({"default": COSTLY[name]}, SAID, {})
-    assert time.monotonic() - begin < 20
+    assert time.process_time() - begin < 5
     assert resident() - before < 200
     assert "\n" not in str(told.value)
     assert render({"default": "{{ messages[0].content }}"}, SAID, {}) == "hello"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ import pytest
 from cli_checks import Pair
 from sametoken import LLM, ConfigError
 from sametoken.commands.serve import server_config
+from sametoken.files import json_object
 from sametoken.server import threads
 from sametoken.server.threads import MOST, SideWork
 from server_checks import Running, running
@@ -46,6 +51,30 @@ def test_stuck_jobs_of_unknown_length_stop_neither_tokenize_nor_long_prompts(ser
         assert not go_on.is_set()
     finally:
         go_on.set()
+
+
+def test_a_tokenizer_of_unknown_cost_does_not_hold_the_event_loop(
+    tiny_pair: Pair, tmp_path: Path, one_thread: None
+) -> None:
+    model = Path(shutil.copytree(tiny_pair.target, tmp_path / "model"))
+    content = json_object(model / "tokenizer.json")
+    content["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": "(z?){40}zz*z*y|(z|zz)*y|q"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    (model / "tokenizer.json").write_text(json.dumps(content))
+    with running(LLM(str(model))) as server:
+        assert server.post("/v1/completions", {"prompt": "ab", "max_tokens": 1}).is_success
+        with ThreadPoolExecutor() as pool:
+            reply = pool.submit(server.post, "/v1/completions", {"prompt": "z" * 60, "max_tokens": 1})
+            waits = []
+            while not reply.done():
+                begin = time.monotonic()
+                assert server.get("/health").is_success
+                waits.append(time.monotonic() - begin)
+        assert reply.result().status_code == 400
+        assert "the tokenizer" in reply.result().text
+        assert len(waits) > 10
+        assert max(waits) < 1
 
 
 @pytest.mark.parametrize("given", [",", " , ", ",,"])

@@ -166,14 +166,18 @@ class Tokenizer:
                 f"the text holds {text[error.start : error.end]!r} at character {error.start}, which is not Unicode "
                 "text; expected text that UTF-8 can spell"
             ) from error
-        if is_long := len(text) > LONG_TEXT:
-            self._cost.check_text(text)
+        self._cost.check_text(text)
         with worded("read the text"):
-            if is_long:  # a batch lets other threads run meanwhile
+            if len(text) > LONG_TEXT:  # a batch lets other threads run meanwhile
                 ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             else:
                 ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether a short text takes a short time, whatever it holds; see `tokenizer_trial`."""
+        return self._cost.is_known
 
     def check_tokenisable(self, text: str) -> None:
         """Refuses a text of a request that takes too long to tokenise.
@@ -206,6 +210,7 @@ class Tokenizer:
         Spaces that belong to a token may lie outside of its span, and a token of spaces alone may have an empty one
         where it ends: byte-level tokenizers trim them.
         """
+        self._cost.check_text(text)
         with worded("read the text"):
             found = self._backend.encode(text, add_special_tokens=False)
         return found.ids, found.offsets

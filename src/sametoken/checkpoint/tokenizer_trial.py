@@ -1,10 +1,10 @@
-"""What the rules of a tokenizer may cost, and a trial of those of unknown cost in a process with limits.
+"""Bounds on the work of a tokenizer, and trials of rules of unknown cost in a process with limits.
 
-tokenizer.json is a file of strangers. It may hold expressions that take hours for a page of text, replacements that
+tokenizer.json is a file of strangers. It may hold expressions that take hours for a line of text, replacements that
 make gigabytes of a word, and tables that the library reads beyond their end, all in one call that no thread can end.
-How much a text can grow is told from the rules; what an expression costs is tried. Expressions of published models are
-known to be harmless and are not tried. This module imports neither torch nor transformers, so that the process begins
-within 0.1 s.
+The rules state how much a text can grow. The cost of an expression is measured: the process reads each text before the
+tokenizer itself does. Expressions of published models are harmless and are not tried. This module imports neither torch
+nor transformers, so that the process begins within 0.1 s.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from sametoken.checkpoint.gguf.splitting import SPLITS
 from sametoken.errors import RequestError
 
-TRIAL_SECONDS = 5  # of processor time
+TRIAL_SECONDS = 5  # of processor time, for the texts of one trial
 TRIAL_MEMORY = 2**31  # bytes, besides what the interpreter has
 MOST_WAIT = 60.0  # seconds on the clock, for a machine that is busy
 MOST_TEXT = 2**22  # bytes of a request's text that is tokenised: a million tokens of English, some 5 s and 0.5 GB
@@ -40,20 +42,22 @@ TRIAL = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.token
 
 
 class TextCost:
-    """What a tokenizer may make of a text.
+    """Bounds on what a tokenizer makes of a text.
 
     Args:
         backend: the library's tokenizer.
 
     Attributes:
         most_text: bytes of a request's text that is tokenised.
+        is_known: whether the time for a text grows with its length alone.
     """
 
     def __init__(self, backend: Any) -> None:
         parts = {name: getattr(backend, name) for name in PARTS}
         self._rules = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
-        self._unknown = needs_trial(self._rules)
+        self.is_known = not needs_trial(self._rules)
         self.most_text = MOST_TEXT // max(1, growth(self._rules["normalizer"]) // USUAL_GROWTH)
+        self._trial = Trial(self._rules)
 
     def check(self) -> None:
         """Refuses rules that make too much of a text, or take too long for it.
@@ -61,13 +65,16 @@ class TextCost:
         Raises:
             RequestError: says why.
         """
+        if strange := next((each for each in _expressions(self._rules["decoder"]) if each not in HARMLESS), None):
+            # Tokens become text in the event loop, so its time has to be known.
+            raise RequestError(f"the tokenizer's decoder has the expression {strange!r}, which no published model has")
         most = max(growth(self._rules["normalizer"]), growth(self._rules["decoder"]))
         if most > MOST_GROWTH:
             raise RequestError(f"the tokenizer makes up to {most} bytes of one, expected at most {MOST_GROWTH}")
         self._try(TRIED)
 
     def check_text(self, text: str) -> None:
-        """Refuses a long text for which rules of unknown cost take too long.
+        """Refuses a text for which rules of unknown cost take too long.
 
         Raises:
             RequestError: says why.
@@ -75,15 +82,15 @@ class TextCost:
         self._try([text])
 
     def _try(self, texts: Sequence[str]) -> None:
-        if not self._unknown:
+        if self.is_known:
             return
         try:
-            said = trial(self._rules, texts)
+            failure = self._trial.failure(texts)
         except OSError as error:
             words = f"no process could be started to try the tokenizer ({error.strerror})"
             raise RequestError(words, advice="try again later") from error
-        if said is not None:
-            raise RequestError(f"the tokenizer {said} on a text of {max(map(len, texts))} characters")
+        if failure is not None:
+            raise RequestError(f"the tokenizer {failure} on a text of {max(map(len, texts))} characters")
 
 
 def growth(rule: Any) -> int:
@@ -134,46 +141,88 @@ def _expressions(rule: Any) -> Iterator[str]:
                 yield from _expressions(inner)
 
 
-def trial(rules: Mapping[str, Any], texts: Sequence[str]) -> str | None:
-    """Why texts cannot be split by rules; None if they can.
+class Trial:
+    """A process with limits that splits texts by a tokenizer's rules; it starts with the first text and stays.
 
-    Raises:
-        OSError: the process could not be started.
+    Args:
+        rules: the parts of tokenizer.json, by the names in PARTS.
     """
-    given = json.dumps({"rules": rules, "texts": texts}).encode()
-    command = [sys.executable, "-c", TRIAL, *sys.path]
-    try:
-        done = subprocess.run(command, input=given, capture_output=True, timeout=MOST_WAIT, check=False)
-        said: str | None = json.loads(done.stdout)
-    except (subprocess.TimeoutExpired, ValueError):  # it says nothing where the kernel ended it
-        return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
-    return said
+
+    def __init__(self, rules: Mapping[str, Any]) -> None:
+        self._rules = rules
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def failure(self, texts: Sequence[str]) -> str | None:
+        """Reason why texts cannot be split within the limits; None if they can.
+
+        Raises:
+            OSError: the process could not be started.
+        """
+        with self._lock:
+            process = self._process = self._process or self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            clock = threading.Timer(MOST_WAIT, process.kill)
+            clock.start()
+            try:
+                process.stdin.write(json.dumps(texts).encode() + b"\n")
+                process.stdin.flush()
+                found: str | None = json.loads(process.stdout.readline())
+            except (BrokenPipeError, ValueError):  # a limit has ended it: the next texts meet a new one
+                _end(process)
+                self._process = None
+                return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
+            finally:
+                clock.cancel()
+            return found
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        pipe, none = subprocess.PIPE, subprocess.DEVNULL
+        process = subprocess.Popen([sys.executable, "-c", TRIAL, *sys.path], stdin=pipe, stdout=pipe, stderr=none)
+        weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(self._rules).encode() + b"\n")
+        return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and closes its pipes; one that has ended stays so."""
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it did not read all
+            pipe.close()
 
 
 def main() -> None:
-    """Reads rules and texts from standard input and prints what is wrong with them, as JSON."""
-    given = json.load(sys.stdin)
+    """Reads rules and lists of texts from standard input, each a line of JSON, and answers each list with a line."""
+    rules = json.loads(sys.stdin.buffer.readline())
     import tokenizers
 
-    # Processor time, not the time on the clock: a busy machine refuses the same rules as an idle one. The signal's own
-    # effect is to end the process.
-    signal.setitimer(signal.ITIMER_PROF, TRIAL_SECONDS)
     with open("/proc/self/statm", encoding="ascii") as stated:
         most = int(stated.read().split()[0]) * resource.getpagesize() + TRIAL_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Without words of its own: what the rules cost does not depend on the vocabulary.
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
-    said = None
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps({**empty, **given["rules"]}))
-        for text in given["texts"]:
-            tokenizer.encode(text)
-            if tokenizer.decoder is not None:
-                tokenizer.decoder.decode([text])
-    except BaseException as error:  # what the library ends with is no Exception
-        said = f"fails ({_first_line(error)})"
-    print(json.dumps(said))
+    tokenizer = None
+    for line in sys.stdin.buffer:
+        # Processor time, not the time on the clock: a busy machine refuses the same rules as an idle one. The signal's
+        # own effect is to end the process.
+        signal.setitimer(signal.ITIMER_PROF, TRIAL_SECONDS)
+        failure = None
+        try:
+            tokenizer = tokenizer or tokenizers.Tokenizer.from_str(json.dumps({**empty, **rules}))
+            for text in json.loads(line):
+                tokenizer.encode(text)
+                if tokenizer.decoder is not None:
+                    tokenizer.decoder.decode([text])
+        except BaseException as error:  # what the library ends with is no Exception
+            failure = f"fails ({_first_line(error)})"
+        print(json.dumps(failure), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @contextmanager

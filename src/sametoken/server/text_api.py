@@ -28,7 +28,7 @@ from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
 from sametoken.server.stored import StoredResponse
 from sametoken.server.text_request import TextRequest
-from sametoken.server.threads import aside
+from sametoken.server.threads import SideWork, aside
 from sametoken.server.words import ReplyHead, Source, Usual, Words
 from sametoken.server.worker import Job
 
@@ -109,8 +109,9 @@ class TextApi(Api):
         worker = self._worker
         worker.admit(asked.sequences)
         try:
-            if asked.work is not None:
-                made = await aside(asked.work, self._prompts.make, asked)
+            work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
+            if work is not None:
+                made = await aside(work, self._prompts.make, asked)
             else:  # the event loop makes only those of a short prompt
                 made = await asyncio.to_thread(self._prompts.make, asked) if is_long else self._prompts.make(asked)
         except RequestError as error:

@@ -67,6 +67,7 @@ class SideWork(Enum):
 
     GRAMMAR = 4  # most of them wait for a trial; see `engine.grammar_trial`
     TEMPLATE = 2
+    TEXT = 3  # of a tokenizer whose rules are of unknown cost
 
 
 @cache
