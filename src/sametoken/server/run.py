@@ -13,7 +13,7 @@ import uvicorn
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.llm import LLM
 from sametoken.errors import EngineError
-from sametoken.options.sampling import SamplingParams
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.options.server import ServerConfig
 from sametoken.server.app import build_app
 from sametoken.server.exchange import ACCESS, Exchanges
@@ -60,7 +60,10 @@ def serve(
     Raises:
         EngineError: the engine failed; its requests got an error.
     """
-    llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
+    # Drafts of a fixed length: the engine's thread measures what drafts cost while the server listens already.
+    if llm.engine.table.table.device.type != "cpu":  # kernels of GPUs are compiled by their first use
+        fixed = RequestSpeculation(adaptive=False)
+        llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True, speculative=fixed))
 
     def ready() -> None:
         url = url_of(bound, config)
