@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
@@ -14,12 +15,14 @@ from sametoken.checkpoint.mapping import ParameterRows, Places
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, UnsupportedModelError
-from sametoken.kernels.cpu.memory import new_memory
+from sametoken.kernels.cpu.memory import new_memory, release
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Embedding, Linear
 
 CHUNK = 1 << 20  # numbers of a quantised tensor that are dequantised at once
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+LARGE = 2**26  # numbers of a tensor after which freed memory goes back to the system
 
 
 def load_parameters(
@@ -64,6 +67,8 @@ def load_parameters(
             duplicate.append(item.name)
         else:
             filling.fill(place, item)
+            if math.prod(item.tensor.shape) > LARGE:
+                release()
     if any(name.removeprefix("model.") == "fc.weight" for name in unexpected):
         raise CheckpointError(
             "the weights do not match the configuration: fc.weight is part of an EAGLE head; give the head as --draft, "
