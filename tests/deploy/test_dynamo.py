@@ -264,7 +264,7 @@ def test_events_hold_committed_tokens_alone(llm: LLM) -> None:
 def test_errors_say_whose_fault_it_is(llm: LLM, exceptions: Any) -> None:
     with pytest.raises(exceptions.InvalidArgument, match="n: got 2"):
         serve(llm, asked(n=2))
-    with pytest.raises(exceptions.InvalidArgument, match="prompt: 99999 is not a token id"):
+    with pytest.raises(exceptions.InvalidArgument, match="prompt: 99999 is out of vocabulary"):
         serve(llm, asked([1, 99999]))
     with pytest.raises(exceptions.HttpError, match=r"429, .*try again later"):
         serve(llm, *(asked(max_tokens=4) for _ in range(17)), max_queue=0)

@@ -81,7 +81,7 @@ def test_every_operation_was_done_and_refused(results: tuple[subprocess.Complete
             for each in record.get("interactions", {}).values():
                 if each["response"] is not None:
                     statuses.setdefault(record["label"], set()).add(each["response"]["status_code"])
-    assert len(statuses) == 22
+    assert len(statuses) == 23
     known = {operation for operation in statuses if "/v1/responses/" not in operation}  # ids are of earlier replies
     assert all(200 in statuses[operation] for operation in known)
     reads = {operation for operation in known if operation.startswith("POST")} - {"POST /ping"}

@@ -98,8 +98,10 @@ def test_tokens_that_are_named_are_scored(served: Running) -> None:
     for item, known in zip(whole, all_of_them, strict=False):
         scores = {top["token"]: top["logprob"] for top in known["top_logprobs"]}
         assert item["token"] == known["token"]
+        listed = [f"token_id:{token}" for token in ids]
+        expected = listed if item["token"] in listed else [item["token"], *listed]  # its own token is always told
         assert [(top["token"], top["logprob"]) for top in item["top_logprobs"]] == [
-            (f"token_id:{token}", pytest.approx(scores[f"token_id:{token}"])) for token in ids
+            (token, pytest.approx(scores[token])) for token in expected
         ]
     text = {
         "prompt": "abc",
@@ -201,3 +203,44 @@ def test_a_server_may_tell_more_than_requests_ask_for(tiny_pair: Pair) -> None:
             body["return_tokens_as_token_ids"] = asked
             tokens = replied(server, body, "/v1/completions")["choices"][0]["logprobs"]["tokens"]
             assert all(token.startswith("token_id:") == numbered for token in tokens)
+
+
+BATCH = "/v1/chat/completions/batch"
+
+
+def test_a_batch_of_conversations_has_the_reply_of_each(served: Running) -> None:
+    talks = [[{"role": "user", "content": text}] for text in ("hi", "who is there?", "hi")]
+    asked = {**CHAT, "return_token_ids": True, "prompt_logprobs": 0, "logprobs": True, "top_logprobs": 2}
+    alone = [replied(served, {**asked, "messages": talk}) for talk in talks]
+    batch = replied(served, {**asked, "messages": talks}, BATCH)
+    assert [choice["index"] for choice in batch["choices"]] == [0, 1, 2]
+    for choice, reply in zip(batch["choices"], alone, strict=True):
+        (expected,) = reply["choices"]
+        about = {name: reply[name] for name in ("prompt_token_ids", "prompt_logprobs")}
+        assert choice == {**expected, **about, "index": choice["index"]}
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert batch["usage"][name] == sum(reply["usage"][name] for reply in alone)
+
+
+@pytest.mark.parametrize(
+    ("fields", "at_fault"),
+    [
+        ({"messages": CHAT["messages"]}, "messages.0"),
+        ({"messages": []}, "messages"),
+        ({"messages": [CHAT["messages"], []]}, "messages.1"),
+        ({"stream": True}, "stream"),
+        ({"n": 2}, "n"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+    ],
+)
+def test_what_a_batch_does_not_take_is_named(served: Running, fields: dict[str, Any], at_fault: str) -> None:
+    refusal = served.post(BATCH, {**CHAT, "messages": [CHAT["messages"]] * 2, **fields})
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, at_fault)
+    assert served.llm.engine.load.running == 0
+
+
+def test_a_batch_that_cannot_be_served_leaves_nothing_behind(served: Running) -> None:
+    long = [{"role": "user", "content": "x" * 5000}]
+    assert served.post(BATCH, {**CHAT, "messages": [CHAT["messages"], long]}).status_code == 400
+    load = served.llm.engine.load
+    assert (load.running, load.waiting) == (0, 0)

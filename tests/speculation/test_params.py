@@ -95,6 +95,7 @@ def test_from_mapping_reads_what_json_can_say() -> None:
         ({"speculative": {"enabled": 1}}, "speculative.enabled"),
         ({"speculative": {"method": 1}}, "speculative.method"),
         ({"logit_bias": {"5x": 1}}, "logit_bias key"),
+        ({"logit_bias": {"5x": 1, "7": 2, "y": 1}}, r"logit_bias key: got \['5x', 'y'\]"),
     ],
 )
 def test_from_mapping_refuses_the_unknown(values: dict[str, Any], words: str) -> None:

@@ -159,12 +159,19 @@ def _children(node: int, tree: RowTree) -> list[int]:
 def _token_logprobs(
     logits: Tensor, tokens: Sequence[int], top: int, listed: Sequence[int] | None = None
 ) -> list[TokenLogprob]:
-    """One `TokenLogprob` per row of logits [R, V]; the arguments are those of `token_logprobs`."""
+    """One `TokenLogprob` per row of logits [R, V]; the arguments are those of `token_logprobs`.
+
+    Where tokens are listed, a row's own token stands before them unless it is one of them, as vLLM has it.
+    """
     own, others = (None if ids is None else torch.tensor(ids, device=logits.device) for ids in (tokens, listed))
     assert own is not None
     found = token_logprobs(logits, own, top, others)
+
+    def before(token: int, logprob: float) -> list[tuple[int, float]]:
+        return [] if listed is None or token in listed else [(token, logprob)]
+
     columns = (found.chosen.tolist(), found.rank.tolist(), found.top_tokens.tolist(), found.top_values.tolist())
     return [
-        TokenLogprob(token, logprob, rank, tuple(zip(ids, values, strict=True)))
+        TokenLogprob(token, logprob, rank, (*before(token, logprob), *zip(ids, values, strict=True)))
         for token, logprob, rank, ids, values in zip(tokens, *columns, strict=True)
     ]

@@ -191,7 +191,8 @@ class RequestMaker:
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self.vocab_size:
                 expected = f"integers 0 .. {self.vocab_size - 1}"
-                raise RequestError(f"{token!r} is not a token id; expected {expected}", field="prompt")
+                words = "out of vocabulary" if isinstance(token, int) else "not a token id"
+                raise RequestError(f"{token!r} is {words}; expected {expected}", field="prompt")
 
     def _check_sizes(self, params: SamplingParams) -> None:
         """Refuses what only this model's vocabulary and context make too large."""

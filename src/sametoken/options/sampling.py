@@ -74,9 +74,10 @@ def _biases(value: Any) -> dict[int, float] | None:
         return None
     if not isinstance(value, Mapping):
         raise refusal("logit_bias", value, "a mapping of token ids to numbers, or None")
+    wrong = [token for token in value if not (_is_integer(token) and token >= 0)]
+    if wrong:
+        raise refusal("logit_bias", wrong if len(wrong) > 1 else wrong[0], "a token id >= 0", " key")
     for token, bias in value.items():
-        if not (_is_integer(token) and token >= 0):
-            raise refusal("logit_bias", token, "a token id >= 0", " key")
         number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not (number and -MOST_BIAS <= bias <= MOST_BIAS):  # a NaN fails both comparisons
             raise refusal("logit_bias", bias, f"a number in [-{MOST_BIAS}, {MOST_BIAS}]", f"[{token}]")
@@ -227,8 +228,8 @@ class SamplingParams:
     logprob_token_ids: Annotated[
         Sequence[int] | None, PlainValidator(_some_token_ids), Shown(("--logprob-token-id",), http=json_types.ScoredIds)
     ] = None
-    """ids of the tokens whose log-probabilities are reported in the place of the best alternatives; only with
-    `logprobs`."""
+    """ids of the tokens whose log-probabilities are reported in the place of the best alternatives, beside that of the
+    token itself; only with `logprobs`."""
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
     """number of alternatives that are reported per token of the prompt; without it: nothing is reported."""
     cache_salt: Annotated[str | None, Shown(command_line=False, http=json_types.Text)] = None

@@ -17,6 +17,7 @@ from sametoken import __version__
 from sametoken.server import playground
 from sametoken.server import reply_schema as said
 from sametoken.server.about_api import AboutApi
+from sametoken.server.chat_batch import BatchChatRequest
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
 from sametoken.server.embedding_api import EmbeddingApi, EmbeddingsRequest
 from sametoken.server.errors import AnthropicError, ApiError, failed, reply
@@ -73,6 +74,7 @@ def _operations(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about:
     return [
         texts("/v1/completions", text.endpoint(COMPLETIONS), said.CompletionReply, body=CompletionRequest),
         texts("/v1/chat/completions", text.endpoint(CHAT), said.ChatReply, body=ChatRequest),
+        post("/v1/chat/completions/batch", text.chat_batch, said.ChatBatchReply, TEXT_REFUSALS, BatchChatRequest),
         texts("/v1/responses", text.endpoint(RESPONSES), said.ResponsesReply, body=ResponsesRequest),
         get("/v1/responses/{response_id}", text.response, said.ResponsesReply, (401, 404)),
         post("/v1/responses/{response_id}/cancel", text.cancel_response, said.ResponsesReply, (400, 401, 404)),

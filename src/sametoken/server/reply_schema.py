@@ -91,6 +91,22 @@ class ChatReply(TypedDict):
     prompt_token_ids: list[int] | None
 
 
+class BatchChatChoice(ChatChoice):
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
+
+
+class ChatBatchReply(TypedDict):
+    """The reply of POST /v1/chat/completions/batch: choice i goes on with conversation i, counts are of all."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[BatchChatChoice]
+    usage: Usage
+
+
 class OutputText(TypedDict):
     type: Literal["output_text"]
     text: str

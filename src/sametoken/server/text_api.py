@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.engine.completion import Completion
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
+from sametoken.server.chat_batch import BatchChatRequest, joined
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
@@ -97,6 +98,26 @@ class TextApi(Api):
 
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
+
+    async def chat_batch(self, request: Request) -> Response:
+        """Continue several conversations, each in a choice of its own."""
+        body = await self._read(request, BatchChatRequest)
+        begun, replies, fields = list[tuple[Job, Words]](), list[Mapping[str, Any]](), body.parts[0].request.fields
+        self._worker.admit(len(body.parts))
+        try:
+            for part in body.parts:
+                begun.append(await self._begin(CHAT, part, part.request, request.state.is_long))
+            for job, words in begun:
+                done = await completions(job, request.receive)
+                if len(done) < len(job.requests):
+                    return Response(status_code=CLIENT_GONE)
+                replies.append(words.whole(done))
+        except Exception as error:
+            raise worded(error, fields, self._worker.config.request_timeout) from error
+        finally:
+            for job, _ in begun:
+                job.close()
+        return JSONResponse(joined(replies))
 
     async def _begin(
         self, api: ApiFormat, body: Any, asked: TextRequest, is_long: bool, keep: Keep | None = None
