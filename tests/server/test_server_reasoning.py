@@ -263,3 +263,46 @@ def test_a_server_can_be_told_to_leave_it_in_the_text(tiny_pair: Pair, tmp_path:
         message = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]
     assert message["content"] == "<think>a</think>b"
     assert message["reasoning_content"] is None
+
+
+def thought(served: Running, budget: int | None, **kwargs: Any) -> tuple[str | None, str, list[int], list[int]]:
+    """Thinking, answer and token ids of a reply whose thinking has a budget, and the ids of its prompt."""
+    body = {
+        "messages": USER, "max_tokens": 24, "seed": 3, "ignore_eos": True, "thinking_token_budget": budget,
+        "chat_template_kwargs": kwargs, "return_token_ids": True,
+    }  # fmt: skip
+    reply = served.post("/v1/chat/completions", body)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    message = choice["message"]
+    return message["reasoning"], message["content"], choice["token_ids"], reply.json()["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_thinking_ends_where_its_budget_does(served: Running, budget: int) -> None:
+    mark = served.llm.tokenizer.encode("</think>", False)
+    _, _, free, _ = thought(served, None, open=True)
+    said, answer, ids, _ = thought(served, budget, open=True)
+    assert ids[:budget] == free[:budget]
+    assert ids[budget : budget + len(mark)] == mark
+    assert (said or "").strip("\n") == served.llm.tokenizer.decode(free[:budget]).strip("\n")
+    assert answer
+
+
+def test_a_budget_leaves_alone_what_it_does_not_reach(served: Running) -> None:
+    free = thought(served, None, open=True)
+    assert thought(served, 24, open=True) == free
+    assert thought(served, -1, open=True) == free
+    assert thought(served, 2) == thought(served, None)  # it does not begin to think
+    refused = served.post("/v1/chat/completions", {"messages": USER, "thinking_token_budget": -2})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+
+
+def test_a_form_follows_thinking_that_its_budget_ended(served: Running) -> None:
+    body = {
+        "messages": USER, "max_tokens": 60, "seed": 3, "thinking_token_budget": 3, "response_format": {
+            "type": "regex", "regex": "(yes|no)"}, "chat_template_kwargs": {"open": True},
+    }  # fmt: skip
+    message = served.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+    assert message["content"] in ("yes", "no")
+    assert message["reasoning"]

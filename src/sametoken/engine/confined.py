@@ -1,4 +1,5 @@
-"""Grammars built on other grammars: one that begins after a mark in the output, one that allows given tokens only."""
+"""Grammars built on other grammars: one that begins after a mark in the output, one that allows given tokens only, one
+that ends a model's thinking after some tokens."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sametoken.errors import RequestError
+from sametoken.options.sampling import ThoughtBound
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.structure import Grammar
 
@@ -156,3 +158,89 @@ class AllowedTokens:
 
     def forced(self, limit: int) -> list[int]:
         return []
+
+
+class _Thought(NamedTuple):
+    """How far a path of tokens has thought.
+
+    Attributes:
+        phase: one of the four below. `left`: tokens that it may still think, or that the mark at its end still has.
+        said: the end of its text, in which marks are looked for.
+    """
+
+    phase: int
+    left: int = 0
+    said: bytes = b""
+
+
+BEFORE, WITHIN, ENDING, BEYOND = range(4)  # phases of a thought
+AFTER_THOUGHT = _Thought(BEYOND)
+
+
+class BoundedThought:
+    """A grammar that ends a model's thinking after a number of tokens: then its mark must follow, token by token.
+
+    Args:
+        grammar: the one of the whole output, None where it may say everything.
+        bound: the number, and the marks.
+        spelled: the bytes of every token of the vocabulary. `mark`: the tokens of the mark at the end.
+    """
+
+    def __init__(
+        self, grammar: InitialGrammar | None, bound: ThoughtBound, spelled: Sequence[bytes], mark: Sequence[int]
+    ) -> None:
+        self._grammar, self._bound, self._spelled, self._mark = grammar, bound, spelled, tuple(mark)
+        self._opens, self._closes = bound.opens.encode(), bound.closes.encode()
+        self._place = self._within(bound.tokens) if bound.begun else _Thought(BEFORE, bound.tokens)
+
+    def copy(self) -> BoundedThought:
+        other = object.__new__(BoundedThought)
+        other.__dict__ |= self.__dict__
+        other._grammar = None if self._grammar is None else self._grammar.copy()
+        return other
+
+    @property
+    def failure(self) -> RequestError | None:
+        return None if self._grammar is None else self._grammar.failure
+
+    def accept(self, token: int) -> bool:
+        self._place = self._after_token(self._place, token)
+        return self._grammar is not None and self._grammar.accept(token)
+
+    def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
+        if self._grammar is None:
+            masks = torch.ones(len(tokens), len(self._spelled), dtype=torch.bool)
+        else:
+            masks = self._grammar.allowed(tokens, parents)
+        places = [self._place]
+        for token, parent in zip(tokens[1:], parents[1:], strict=True):
+            places.append(self._after_token(places[parent], token))
+        for mask, place in zip(masks, places, strict=True):
+            if place.phase == ENDING:
+                due, allowed = self._mark[-place.left], bool(mask[self._mark[-place.left]])
+                mask.fill_(False)
+                mask[due] = allowed
+        return masks
+
+    def forced(self, limit: int) -> list[int]:
+        if self._place.phase == ENDING:
+            return list(self._mark[-self._place.left :][:limit])
+        return [] if self._grammar is None or self._place.phase != BEYOND else self._grammar.forced(limit)
+
+    def _within(self, left: int) -> _Thought:
+        return _Thought(WITHIN, left) if left > 0 else _Thought(ENDING, len(self._mark))
+
+    def _after_token(self, place: _Thought, token: int) -> _Thought:
+        if place.phase == ENDING:
+            return place._replace(left=place.left - 1) if place.left > 1 else AFTER_THOUGHT
+        if place.phase == BEYOND:
+            return place
+        said = place.said + (self._spelled[token] if 0 <= token < len(self._spelled) else b"")
+        if place.phase == BEFORE:
+            begun = said.lstrip()
+            if begun.startswith(self._opens):
+                return self._within(self._bound.tokens)
+            return _Thought(BEFORE, place.left, said) if self._opens.startswith(begun) else AFTER_THOUGHT
+        if self._closes in said:
+            return AFTER_THOUGHT
+        return self._within(place.left - 1)._replace(said=said[-len(self._closes) :])

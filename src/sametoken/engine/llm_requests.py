@@ -14,7 +14,7 @@ from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.drafters.prediction import index_prediction
 from sametoken.engine.build import Context
-from sametoken.engine.confined import AfterMark, AllowedTokens, InitialGrammar
+from sametoken.engine.confined import AfterMark, AllowedTokens, BoundedThought, InitialGrammar
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.engine import Engine
 from sametoken.engine.grammar import Grammars
@@ -152,10 +152,13 @@ class RequestMaker:
         """What the output may be, at its beginning."""
         asked, size = params.structured_outputs, self.vocab_size
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
-        if grammar is not None and asked is not None and asked.after is not None:
-            spelled = [self.tokenizer.token_bytes(token) for token in range(size)]
+        after, bound = asked.after if asked is not None else None, params.thought_bound
+        spelled = [] if after is bound is None else [self.tokenizer.token_bytes(token) for token in range(size)]
+        if grammar is not None and asked is not None and after is not None:
             end_ids = [token for token in {*self.tokenizer.eos_ids, *params.stop_token_ids} if token < size]
-            grammar = AfterMark(grammar, asked.after, asked.opens or "", spelled, end_ids)
+            grammar = AfterMark(grammar, after, asked.opens or "", spelled, end_ids)
+        if bound is not None:
+            grammar = BoundedThought(grammar, bound, spelled, self.tokenizer.encode(bound.closes, False))
         if params.allowed_token_ids is None:
             return grammar
         mask = torch.zeros(size, dtype=torch.bool)

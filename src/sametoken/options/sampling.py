@@ -170,6 +170,26 @@ class RequestSpeculation:
     in every step, and on a GPU such a request takes no part in captured steps."""
 
 
+@refusing("thought_bound")
+@dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
+class ThoughtBound:
+    """How much a model may think before it answers.
+
+    Raises:
+        RequestError: a field has the wrong type or range.
+    """
+
+    tokens: Count
+    """number of tokens between the marks, at most."""
+    opens: str
+    """mark that begins the thinking."""
+    closes: Annotated[str, Field(min_length=1)]
+    """mark that ends it."""
+    begun: bool = False
+    """whether the output begins within the thinking; otherwise an output that does not begin with `opens` is not
+    bounded."""
+
+
 @refusing()
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class SamplingParams:
@@ -240,6 +260,8 @@ class SamplingParams:
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
     """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`. Cannot be
     combined with min_tokens or bad_words."""
+    thought_bound: Annotated[ThoughtBound | None, Shown(command_line=False, http=None)] = None
+    """how much the model may think; in a request thinking_token_budget. Without it: as much as it likes."""
     shaping: Annotated[Shaping | None, Shown(command_line=False, http=None)] = None
     """llama.cpp's samplers; without it: none of them."""
     speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
@@ -280,6 +302,10 @@ class SamplingParams:
         if isinstance(chosen.get("structured_outputs"), Mapping):
             chosen["structured_outputs"] = StructuredOutputs(
                 **_known("structured output", chosen["structured_outputs"], StructuredOutputs)
+            )
+        if isinstance(chosen.get("thought_bound"), Mapping):
+            chosen["thought_bound"] = ThoughtBound(
+                **_known("sampling parameter", chosen["thought_bound"], ThoughtBound)
             )
         if isinstance(chosen.get("shaping"), Mapping):
             chosen["shaping"] = Shaping(**_known("sampling parameter", chosen["shaping"], Shaping))

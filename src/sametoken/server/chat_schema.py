@@ -177,6 +177,9 @@ class ChatRequest(Generation):
     """passed to the chat template, with `enable_thinking`: false for `none`, else true."""
     include_reasoning: bool | None = None
     """false leaves the model's reasoning out of the reply."""
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
+    """number of tokens that the model may think, at most; then the mark follows that ends the thinking. -1, and a model
+    that marks no thinking: no limit."""
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -224,8 +227,9 @@ class ChatRequest(Generation):
         choice = None if isinstance(self.tool_choice, NamedTool) else self.tool_choice
         functions = [tool.function.model_dump(exclude_none=True) for tool in self.tools or ()]
         tools = ToolUse.of(functions, choice, named, self.parallel_tool_calls)
-        thought = self.include_reasoning is not False
-        return conversation(self, effort_options(self.reasoning_effort), tools=tools, shows_thinking=thought)
+        options, shows = effort_options(self.reasoning_effort), self.include_reasoning is not False
+        most = None if self.thinking_token_budget == NO_LIMIT else self.thinking_token_budget
+        return conversation(self, options, tools=tools, shows_thinking=shows, most_thinking=most)
 
 
 def effort_options(effort: str | None) -> dict[str, Any]:

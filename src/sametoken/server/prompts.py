@@ -163,6 +163,8 @@ class Prompts:
                 values["skip_special_tokens"] = False
             opening = partial(style.opening, text, (talk.turns[-1].content or "") if talk.continues else None)
             waits = self._waits(style, opening())
+            if talk.most_thinking is not None and (bound := style.bound(talk.most_thinking, opening())):
+                values["thought_bound"] = bound
         if tools.required:
             tagged = self._tokenizer.tags_tool_calls or not self._tokenizer.renders_tools
             calls = call_grammar(tools.required, tagged, tools.several)

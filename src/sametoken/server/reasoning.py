@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from sametoken.errors import RequestError
 
 REASONING, CONTENT, CALL, ARGUMENTS = "reasoning", "content", "call", "arguments"
 SAME = "same"  # the state after what is left out of the text
@@ -62,6 +64,23 @@ class Style(NamedTuple):
     def closing(self, prompt: str) -> str:
         """What ends the thinking that the end of a prompt has opened, "" where it has opened none."""
         return self.closes if self.opens and prompt.rstrip().endswith(self.opens) else ""
+
+    def bound(self, tokens: int, begun: Splitter) -> dict[str, Any] | None:
+        """A limit of the thinking, as `ThoughtBound` has it; None where there is none to limit.
+
+        Args:
+            begun: a splitter at the beginning of the reply.
+
+        Raises:
+            RequestError: no one mark ends this model's thinking.
+        """
+        if not self.closes:
+            words = "no one mark ends the thinking of this model"
+            raise RequestError(words, field="thinking_token_budget", advice="leave it out; reasoning_effort says less")
+        if begun.state == CONTENT:
+            return None
+        within = begun.state == REASONING or (begun.state == BEGIN and self.otherwise == REASONING)
+        return {"tokens": tokens, "opens": self.opens, "closes": self.closes, "begun": within}
 
     def opening(self, prompt: str, continued: str | None) -> Splitter:
         """A splitter for the reply to a prompt, whose end may have opened or closed thinking already.

@@ -133,6 +133,7 @@ class ChatTalk:
         begins: whether the prompt ends with the beginning of a reply.
         continues: whether the reply goes on with the last turn.
         shows_thinking: whether the thinking stands in the reply.
+        most_thinking: tokens of it, None for as many as the model likes.
     """
 
     turns: Sequence[Turn]
@@ -141,6 +142,7 @@ class ChatTalk:
     continues: bool = False
     tools: ToolUse = NO_TOOLS
     shows_thinking: bool = True
+    most_thinking: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
