@@ -23,6 +23,7 @@ ROWS = [(peer, row) for peer in DOORS for row in table(peer) if row.names[0].sta
 VALUES = {
     "template": "{}", "sampling": "{}", "origins": '["*"]', "key_file": "/dev/null", "samplers": "top_k;temperature",
     "dtype": "half", "thinking": "on", "budget": "-1", "effort": "low", "device": "none",
+    "marks": "{}",
 }  # fmt: skip
 OURS = {spelling for option in serve.OPTIONS for each in option.spellings for spelling in each.split("/")} | {
     f"--{each}" for each in variants(serve.OPTIONS)
@@ -81,6 +82,14 @@ def test_what_llama_server_means() -> None:
     assert "--port 8080" in " ".join(llama_server([], {}).words)
 
 
+def test_marks_of_reasoning_are_taken_where_they_are_those_that_are_found() -> None:
+    stated = {"reasoning_parser": "qwen3", "reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
+    words = vllm(["m", "--reasoning-config", json.dumps(stated)], {}).words
+    assert words[words.index("--reasoning-parser") + 1] == "qwen3"
+    with pytest.raises(ConfigError, match=r"reasoning_end_str '</t>'.*leave it out"):
+        vllm(["m", "--reasoning-config", '{"reasoning_end_str": "</t>"}'], {})
+
+
 def test_what_vllm_means() -> None:
     said = ["m", "--max-model-len", "4k", "--seed", "0", "--served-model-name", "a", "b", "--dtype", "half"]
     passage = vllm([*said, "--override-generation-config", '{"top_k": 3}', "--compilation-config.mode", "3"], {})
@@ -107,6 +116,11 @@ def test_commands_of_the_pages(page: str) -> None:
     for _, door, *words in commands:
         passage = llama_server(words, {}) if door == "llama-server" else vllm(words[1:], {})
         assert passage.words
+
+
+@pytest.mark.parametrize(("value", "thinks"), [(None, True), ("auto", True), ("on", True), ("off", False)])
+def test_llama_server_tells_templates_whether_to_think(value: str | None, thinks: bool) -> None:
+    assert llama_server([] if value is None else ["--reasoning", value], {}).template == {"enable_thinking": thinks}
 
 
 def test_templates_by_name() -> None:

@@ -19,6 +19,7 @@ from sametoken.server.text_request import Infill
 from server_checks import MODEL, Running, running, with_template
 
 TEMPLATE = (
+    "{% if messages[-1].content == 'list' %}{{ functions + '; ' }}{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -73,6 +74,9 @@ def test_a_stream_adds_up_to_the_whole(served: Running) -> None:
     probabilities = [each for part in parts for each in part.get("completion_probabilities", ())]
     assert [each["id"] for each in probabilities] == whole["tokens"]
     assert all(len(each["top_logprobs"]) == 2 for each in probabilities)
+    assert all(
+        len(part.get("completion_probabilities", [0])) == 1 for part in parts
+    )  # clients expect one token in each
 
 
 def test_prompts_of_every_form(served: Running) -> None:
@@ -181,6 +185,14 @@ def test_errors_in_its_envelope(served: Running) -> None:
     assert error["n_prompt_tokens"] > error["n_ctx"]
     assert post(served, "/completion", 400, **ASKED, mirostat=2)["error"]["type"] == "invalid_request_error"
     assert post(served, "/slots/0?action=save", 501)["error"]["type"] == "not_supported_error"
+
+
+def test_a_template_may_list_functions_as_text(served: Running) -> None:
+    asked = {"messages": [{"role": "user", "content": "list"}]}
+    assert post(served, "/apply-template", **asked)["prompt"].startswith("; user: list")
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    listed, _ = json.JSONDecoder().raw_decode(post(served, "/apply-template", **asked, tools=[tool])["prompt"])
+    assert listed == [tool]
 
 
 def test_templates_tokens_and_counts(served: Running) -> None:

@@ -244,3 +244,26 @@ def test_a_batch_that_cannot_be_served_leaves_nothing_behind(served: Running) ->
     assert served.post(BATCH, {**CHAT, "messages": [CHAT["messages"], long]}).status_code == 400
     load = served.llm.engine.load
     assert (load.running, load.waiting) == (0, 0)
+
+
+TIMES = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "tokens_per_second", "mean_itl_ms"}
+
+
+def test_a_reply_tells_its_times_where_the_server_is_asked_to(served: Running, tiny_pair: Pair) -> None:
+    body: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
+    assert "metrics" not in replied(served, body, "/v1/completions")
+    with running(LLM(tiny_pair.target), enable_per_request_metrics=True) as server:
+        told = replied(server, body, "/v1/completions")["metrics"]
+        assert told.keys() == TIMES
+        assert all(value >= 0 for value in told.values())
+        seconds = 1e-3 * (told["time_to_first_token_ms"] + told["generation_time_ms"])
+        assert told["tokens_per_second"] == pytest.approx(4 / seconds)
+        assert told["mean_itl_ms"] == pytest.approx(told["generation_time_ms"] / 3)
+        assert replied(server, {**body, "max_tokens": 1}, "/v1/completions")["metrics"].keys() == TIMES - {
+            "mean_itl_ms"
+        }
+        assert "metrics" not in replied(server, {**body, "n": 2}, "/v1/completions")
+        streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        *others, last = events(server.post("/v1/completions", streamed))
+        assert last["metrics"].keys() == TIMES
+        assert not any("metrics" in event for event in others)

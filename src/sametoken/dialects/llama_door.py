@@ -58,6 +58,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
     to = Passage(words=[*WORDS], sampling=dict(SAMPLING), seen={"--port": "8080", "origins": "*"})
     kept = {name: value for name, value in environ.items() if name not in ("HF_TOKEN", "LLAMA_API_KEY")}  # read later
     read(table("llama_server"), arguments, kept, RULES, to)
+    to.template.setdefault("enable_thinking", True)  # templates that ask for it think unless they are told not to
     _join(to)
     to.finish()
     return to

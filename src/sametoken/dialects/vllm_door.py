@@ -35,6 +35,7 @@ STATED = (
     "modelopt_fp4", "modelopt_mxfp8", "mxfp4", "gpt_oss_mxfp4", "bitblas", "gptq_bitblas", "auto-round", "inc", "quark",
 )  # fmt: skip
 REASONING = {"deepseek_r1": "deepseek_r1", "qwen3": "qwen3", "openai_gptoss": "openai_gptoss", "": "none"}
+MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # of thinking, which are found without it
 LEVELS = {"critical": "error", "trace": "debug"}
 # Keys of --structured-outputs-config that change no text unless they are true.
 ONLY_FALSE = ("disable_any_whitespace", "disable_additional_properties")
@@ -180,6 +181,17 @@ def _reasoning(to: Passage, value: str, spelling: str) -> None:
         to.idle.append(f"{spelling} {value} (the chat template's marks are read)")
 
 
+def _marks(to: Passage, value: str, spelling: str) -> None:
+    for name, stated in json_object(value, spelling).items():
+        if name == "reasoning_parser":
+            _reasoning(to, str(stated), spelling)
+        elif stated != MARKS.get(name):
+            words = "the marks of reasoning are found in the chat template; leave it out"
+            raise ConfigError(f"{spelling} {name} {stated!r}: {words}")
+        else:
+            to.idle.append(f"{spelling} {name}")
+
+
 def _structured(to: Passage, value: str, spelling: str) -> None:
     for name, stated in json_object(value, spelling).items():
         if name == "reasoning_parser":
@@ -267,7 +279,8 @@ def _body(to: Passage, value: str, spelling: str) -> None:
 RULES: Mapping[str, Rule] = {
     "config": noted("file"), "host": noted("host"), "origins": noted("origins"), "tokens": _tokens, "length": _length,
     "dtype": _dtype, "quantization": _quantization, "sampling": _own_sampling, "generation": _generation,
-    "reasoning": _reasoning, "structured": _structured, "level": _level, "logging": _logging, "access": _access,
+    "reasoning": _reasoning, "marks": _marks,
+    "structured": _structured, "level": _level, "logging": _logging, "access": _access,
     "graphs": _graphs, "drafts": _drafts, "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token,
     "template": template_rule, "chat_template": _chat_template, "device": _device, "invariant": _invariant,
     "cpus": _cpus, "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),

@@ -153,7 +153,8 @@ class RequestMaker:
         asked, size = params.structured_outputs, self.vocab_size
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         after, bound = asked.after if asked is not None else None, params.thought_bound
-        spelled = [] if after is bound is None else [self.tokenizer.token_bytes(token) for token in range(size)]
+        marked = after is not None or bound is not None
+        spelled = [self.tokenizer.token_bytes(token) for token in range(size)] if marked else []
         if grammar is not None and asked is not None and after is not None:
             end_ids = [token for token in {*self.tokenizer.eos_ids, *params.stop_token_ids} if token < size]
             grammar = AfterMark(grammar, after, asked.opens or "", spelled, end_ids)

@@ -67,6 +67,9 @@ class ServerConfig(Settings):
     """let requests bring a chat template of their own as `chat_template`."""
     enable_force_include_usage: bool = False
     """have the usage of its choice in every chunk of every stream, whatever its request says."""
+    enable_per_request_metrics: bool = False
+    """tell how long a request waited, read its prompt and generated, as `metrics` of a reply with one choice, in a
+    stream beside the usage at its end."""
     return_tokens_as_token_ids: bool = False
     """tell the tokens of log-probabilities by number in the replies to requests that do not say otherwise."""
     model_tags: Names = ()

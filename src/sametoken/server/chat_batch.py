@@ -11,6 +11,7 @@ from sametoken.server.chat_schema import ChatMessage, ChatRequest
 from sametoken.server.fields import MOST_PROMPTS, Off
 
 OF_PROMPT = ("prompt_logprobs", "prompt_token_ids")  # what a reply says of its one prompt
+HEAD = ("id", "object", "created", "model")  # what it begins with
 
 
 class BatchChatRequest(ChatRequest):
@@ -31,7 +32,7 @@ class BatchChatRequest(ChatRequest):
         """Makes a request of each conversation."""
         shared = {name: getattr(self, name) for name in ChatRequest.model_fields}
         parts = [ChatRequest.model_construct(**{**shared, "messages": turns}) for turns in self.messages]
-        self._parts = [part._ask() for part in parts]
+        self._parts = [part._ask() for part in parts]  # type: ignore[operator]  # pydantic leaves it a method
         return self
 
     @property
@@ -47,8 +48,8 @@ def joined(replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for place, reply in enumerate(replies)
         for choice in reply["choices"]
     ]
-    whole = {name: value for name, value in replies[0].items() if name not in OF_PROMPT}
-    return {**whole, "choices": choices, "usage": _sum([reply["usage"] for reply in replies])}
+    head = {name: replies[0][name] for name in HEAD}
+    return {**head, "choices": choices, "usage": _sum([reply["usage"] for reply in replies])}
 
 
 def _sum(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from sametoken.server.measured import RequestMetrics
 from sametoken.server.replies import ChatLogprob, ChatLogprobs, SpeculationReport, TextLogprobs, Usage
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -44,6 +45,7 @@ class CompletionReply(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    metrics: NotRequired[RequestMetrics]
 
 
 class CalledFunction(TypedDict):
@@ -87,6 +89,7 @@ class ChatReply(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    metrics: NotRequired[RequestMetrics]
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
 

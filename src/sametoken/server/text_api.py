@@ -21,6 +21,7 @@ from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import CLIENT_GONE, ApiError, refused, worded
+from sametoken.server.measured import MeasuredWords
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
 from sametoken.server.reply import EventStream, completions
@@ -45,7 +46,7 @@ class ApiFormat(NamedTuple):
         body: what a request has. `prefix`: of the ids of replies, to the sign before their number.
         words: word the reply.
         anthropic: errors have Anthropic's envelope.
-        marked: whether a stream ends with OpenAI's mark.
+        marked: whether a stream ends with OpenAI's mark. `measured`: whether replies may have metrics.
     """
 
     name: str
@@ -55,10 +56,11 @@ class ApiFormat(NamedTuple):
     words: Callable[[Any, Source], Words]
     anthropic: bool = False
     marked: bool = True
+    measured: bool = False
 
 
-COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl-", CompletionWords)
-CHAT = ApiFormat("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl-", ChatWords)
+COMPLETIONS = ApiFormat("completions", "Continue a prompt.", CompletionRequest, "cmpl-", CompletionWords, measured=True)
+CHAT = ApiFormat("chat_completions", "Continue a conversation.", ChatRequest, "chatcmpl-", ChatWords, measured=True)
 RESPONSES = ApiFormat(
     "responses", "Continue a conversation, in the newer form.", ResponsesRequest, "resp_", ResponsesWords
 )
@@ -146,7 +148,9 @@ class TextApi(Api):
         try:
             id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
             head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
-            return job, api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+            words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+            measured = worker.config.enable_per_request_metrics and api.measured and len(job.requests) == 1
+            return job, MeasuredWords(words, job.requests[0]) if measured else words
         except BaseException:
             job.close()  # or its sequences would keep their places for ever
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -170,14 +171,16 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
 
     @property
     def talk(self) -> ChatTalk:
-        """The conversation, with today's date for the template.
+        """The conversation, with today's date for the template, and the functions as JSON for one that lists them so.
 
         A last turn of the assistant is gone on with, unless the request says otherwise.
         """
         now = datetime.now()
         today = {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
         talk = super().talk
-        talk = replace(talk, options={**today, **talk.options})
+        listed = [{"type": "function", "function": each} for each in talk.tools.offered]
+        functions = {"functions": json.dumps(listed, indent=2) if listed else ""}
+        talk = replace(talk, options={**today, **functions, **talk.options})
         roles = [turn.role for turn in talk.turns]
         if self.continue_final_message is not None or self.add_generation_prompt or roles[-1] != "assistant":
             return talk

@@ -82,15 +82,25 @@ class NativeWords:
         self._begun.add(place)
         self._ids.setdefault(place, []).extend(chunk.token_ids)
         if chunk.text or chunk.token_ids:
+            parts = self._scored(chunk) if self._body.n_probs and chunk.logprobs else [{}]
             event = {**self._part(place, request), "content": chunk.text, "tokens": list(chunk.token_ids)}
-            if self._body.n_probs and chunk.logprobs:
-                event["completion_probabilities"] = [self._probability(item) for item in chunk.logprobs]
             if self._body.timings_per_token:
                 event["timings"] = timings(request)
-            events.append(event)
+            events += [{**event, **part} for part in parts]
         if chunk.completion is not None:
             events.append(self._whole(place, chunk.completion, streamed=True))
         return events
+
+    def _scored(self, chunk: Chunk) -> list[dict[str, Any]]:
+        """What each token of a chunk has in its own event; a text that is not that of its tokens is the last one's."""
+        items = chunk.logprobs or []
+        texts = [self._tokenizer.token_bytes(item.token_id).decode(errors="replace") for item in items]
+        if "".join(texts) != chunk.text:
+            texts = [*[""] * (len(items) - 1), chunk.text]
+        return [
+            {"content": text, "tokens": [item.token_id], "completion_probabilities": [self._probability(item)]}
+            for text, item in zip(texts, items, strict=True)
+        ]
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
         """Nothing: the last event of each choice has all."""
