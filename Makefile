@@ -21,6 +21,7 @@ RAY_OPTIONS ?=
 # Where published models are, or will be; 3.2 GB.
 SAMETOKEN_REAL ?= .real
 REAL_OPTIONS ?=
+PEER_OPTIONS ?=
 
 CLIENTS := tests/clients
 PROGRAMS := chromium curl node npm prometheus
@@ -30,7 +31,7 @@ LOWEST_TESTS := $(addprefix tests/,commands/test_embedded.py checkpoint/test_tok
 kernels/test_native.py checkpoint/test_hub.py project/test_public.py dialects/test_serve_config.py \
 server/test_server_api.py engine/test_structured.py train/test_trainer.py train/test_distill.py train/test_convert.py)
 
-.PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray test-real programs check docs dist test-wheel clean
+.PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray test-real test-peers programs check docs dist test-wheel clean
 
 help:
 	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
@@ -55,6 +56,7 @@ help:
 	@echo "make test-slurm  data generation and training on four nodes of Slurm on this host: needs root"
 	@echo "make test-ray    data generation and training on a cluster of Ray on this host (620 MB in .ray)"
 	@echo "make test-real   published models against llama.cpp and transformers (downloads 1.9 GB into .real)"
+	@echo "make test-peers  the tests that vLLM and llama.cpp have of their servers, against ours (downloads 180 MB into .peers)"
 	@echo "make check   ruff, mypy --strict and the import layers"
 	@echo "make docs    the documents as a site in site/"
 	@echo "make setup   only .venv with everything in it"
@@ -184,6 +186,17 @@ test-real: $(INSTALLED)
 	$(BIN)/python scripts/real_models.py $(SAMETOKEN_REAL)
 	SAMETOKEN_REAL=$(abspath $(SAMETOKEN_REAL)) $(BIN)/python -m pytest --timeout 900 tests/real $(REAL_OPTIONS)
 
+# Which of their tests run, on which models, and which may fail and why: tests/peers. About half an hour on two cores.
+test-peers: $(INSTALLED) .peers/.installed
+	$(BIN)/python scripts/real_models.py $(SAMETOKEN_REAL) coder05 smollm2
+	.peers/bin/python scripts/peer_suites.py .peers $(SAMETOKEN_REAL) $(PEER_OPTIONS)
+
+.peers/.installed: $(INSTALLED)
+	test -x .peers/bin/pip || $(BIN)/python -m venv .peers
+	$(OVER_VENV)
+	.peers/bin/pip install --quiet anthropic pytest-asyncio filelock jsonschema pybase64
+	touch $@
+
 # Ray over the packages of .venv, sametoken and torch among them. In make test these tests are skipped.
 test-ray: $(INSTALLED) .ray/.installed
 	SAMETOKEN_RAY=$(CURDIR)/.ray/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 tests/ray_jobs \
@@ -241,7 +254,7 @@ docs: .docs/.installed
 	touch $@
 
 clean:
-	rm -rf .venv .triton .clients .dynamo .containers .wheel .lowest .docs .coverage-tools site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .triton .clients .peers .dynamo .containers .wheel .lowest .docs .coverage-tools site build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The constraints with the torch that an environment has: pip keeps it, or says that pyproject.toml does not admit it.
