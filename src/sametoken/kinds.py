@@ -58,7 +58,8 @@ class Kind:
             "trtllm-1.2" and "trtllm-1.3" are what the PyTorch backend of these versions of TensorRT-LLM has; "train" is
             `sametoken train --mode`, and "embedded" the names of drafts that come with the package.
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
-        unasked: whether it drafts where nobody names a method and there is no draft: it costs next to nothing.
+        unasked: longest draft where nobody names a method or a length and there is no draft, because its guesses cost
+            next to nothing; 0 for kinds that have to be asked for.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: the distribution that provides it, with its version; filled in by the registry.
     """
@@ -74,7 +75,7 @@ class Kind:
     words: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     taps: bool = False
-    unasked: bool = False
+    unasked: int = 0
     settings: tuple[str, ...] = ()
     source: str = OURS
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded, kinds
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands.options import Values, settings_of
+from sametoken.commands.options import Chosen, Values, settings_of
 from sametoken.errors import ConfigError
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import AUTO, MODEL_METHODS, SpeculativeConfig
+
+LENGTH = "max_draft_len"
 
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
@@ -26,7 +28,10 @@ def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> L
     Raises:
         SametokenError: a setting is refused, or the models cannot be loaded together.
     """
-    speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
+    said = settings_of(SpeculativeConfig, values)
+    if isinstance(values, Chosen) and LENGTH not in values.given:
+        del said[LENGTH]  # nobody asked for a length: the engine may take that of its own method
+    speculative = SpeculativeConfig(**said)
     engine = EngineConfig(**settings_of(EngineConfig, values))
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
     target, draft = model_names(model, values["draft"], speculative.method)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from sametoken import embedded, kinds
-from sametoken.commands.options import Chosen, Option, Values, settings_of, titled
+from sametoken.commands.options import Chosen, Option, settings_of, titled
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.llama_server import ALONE
 from sametoken.dialects.rules import Given, Translation, spelled
@@ -52,7 +52,7 @@ class Resolution(NamedTuple):
         notes: what was said and has no effect, and why, a sentence each.
     """
 
-    values: Values
+    values: Chosen
     methods: tuple[str, ...]
     origins: dict[str, str]
     notes: list[str]
@@ -81,7 +81,7 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
         settings["method"] = Given(method, "the embedded target's own head")
     checked = {name: _checked(name, given) for name, given in settings.items()}
     origins = {name: given.origin for name, given in settings.items() if given.value is not None}
-    return Resolution({**chosen, **checked}, methods, origins, notes)
+    return Resolution(Chosen({**chosen, **checked}, origins), methods, origins, notes)
 
 
 def check_choice(resolution: Resolution, method: str) -> None:

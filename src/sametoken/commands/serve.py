@@ -197,7 +197,7 @@ def open_replica(model: str | None, resolution: Resolution, count: int, number: 
 
     from sametoken.runtime.memory import default_share
 
-    values = {**resolution.values}
+    values = Chosen(resolution.values, resolution.values.given)
     use_cpus(values["cpus"], values["threads"], number, count)
     values["cpus"] = None  # done
     values["threads"] = max(1, torch.get_num_threads() // count)

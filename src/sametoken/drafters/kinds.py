@@ -24,7 +24,7 @@ SUFFIX = Kind(
     title="suffix lookup",
     what="suffix lookup",
     drafts="sametoken.drafters.suffix:build",
-    unasked=True,
+    unasked=12,
     aliases={"vllm": ("suffix",), "trtllm": ("SA",), "trtllm-1.3": ("SA",)},
     settings=(
         "suffix_decoding_max_tree_depth",

@@ -25,7 +25,7 @@ from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
 from sametoken.options.engine import EngineConfig, KVCacheConfig
-from sametoken.options.speculation import FREE, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
+from sametoken.options.speculation import FREE, FREE_LENGTH, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.messages import Cache
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
@@ -121,6 +121,19 @@ def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, de
             f"use method {made_for!r} or another draft"
         )
     return asked
+
+
+def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfig:
+    """The settings with the length of drafts that nobody asked for, where nothing limits it.
+
+    Args:
+        method: from `default_method`.
+    """
+    limited = speculative.draft_len_schedule or speculative.max_total_draft_tokens or speculative.tree_top_k > 1
+    stated = speculative.method is not None or "max_draft_len" in speculative.model_fields_set
+    if method != FREE or stated or limited:
+        return speculative
+    return speculative.model_copy(update={"max_draft_len": FREE_LENGTH})
 
 
 def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:

@@ -18,7 +18,7 @@ from sametoken.checkpoint.chat import Message, is_list
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.dialects.keywords import Keywords, read_keywords
-from sametoken.engine.build import build_engine, default_method
+from sametoken.engine.build import build_engine, default_method, with_length
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.engine import Engine
 from sametoken.engine.llm_requests import Parsed, Prompt, RequestMaker, several
@@ -101,6 +101,7 @@ class LLM:
         self.speculative = SpeculativeConfig.of(asked.speculative or speculative)
         loaded = load_models(model, draft, (revision, draft_revision), config, self.speculative)
         self.method = default_method(self.speculative, loaded.draft, loaded.target.embed.device)
+        self.speculative = with_length(self.speculative, self.method)
         self.tokenizer: Tokenizer = loaded.tokenizer
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling

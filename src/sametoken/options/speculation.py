@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     Method = str
 else:
     Method = Literal[METHODS]
-# What drafts without being asked for on a CPU, where there is no draft.
-FREE = next(kind.name for kind in kinds.kinds() if kind.unasked)
+# Drafts without being asked for on a CPU, where there is no draft: the method, and the longest draft.
+FREE, FREE_LENGTH = next((kind.name, kind.unasked) for kind in kinds.kinds() if kind.unasked)
 # What the methods that take weights are given as the draft.
 MODEL_METHODS = {kind.name: kind.what for kind in kinds.kinds() if kind.weights}
 
@@ -45,7 +45,8 @@ class SpeculativeConfig(Settings):
             "llama-server draft_max/draft_n/spec_draft_n_max",
         ),
     ] = 4
-    """number of tokens on the longest path of a draft (K)."""
+    """number of tokens on the longest path of a draft (K). It is 12 on a CPU where nobody gives it, a method, a tree, a
+    schedule or a draft."""
     adaptive: bool = True
     """choose the draft length of every step, from 0 to `max_draft_len`, that gives the most tokens per second; off:
     every draft has `max_draft_len` tokens."""
