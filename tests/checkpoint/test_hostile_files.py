@@ -18,7 +18,7 @@ from cli_checks import Pair
 from sametoken import LLM, SametokenError, embedded
 from sametoken.checkpoint import tokenizer_trial
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.checkpoint.tokenizer_trial import MOST_TEXT, Trial, growth, needs_trial
+from sametoken.checkpoint.tokenizer_trial import MOST_TEXT, TextTrial, growth, needs_trial
 from sametoken.errors import CheckpointError, RequestError
 from sametoken.files import json_object
 
@@ -223,7 +223,7 @@ def test_the_rules_of_published_tokenizers_are_not_tried() -> None:
     assert growth(content["normalizer"]) == 12
     assert not needs_trial({"pre_tokenizer": split(next(iter(tokenizer_trial.HARMLESS)))})
     assert needs_trial({"pre_tokenizer": split("a+")})
-    assert Trial({"pre_tokenizer": split("a+")}).failure(tokenizer_trial.TRIED) is None
+    assert TextTrial({"pre_tokenizer": split("a+")}).failure(tokenizer_trial.TRIED) is None
 
 
 def test_texts_are_shorter_where_a_tokenizer_makes_more_of_them(model: Path) -> None:

@@ -167,7 +167,7 @@ def test_debug_may_stand_before_the_command(run: Any, place: int) -> None:
 
 
 def test_every_setting_has_an_option(run: Any) -> None:
-    of_requests = {"speculative", "structured_outputs", "cache_salt", "shaping"}
+    of_requests = {"speculative", "structured_outputs", "cache_salt", "shaping", "thought_bound"}
     names = {field.name for field in fields(SamplingParams)} - of_requests
     names |= SpeculativeConfig.model_fields.keys() | EngineConfig.model_fields.keys()
     names |= {f"kv_cache_{name}" for name in KVCacheConfig.model_fields}

@@ -58,7 +58,7 @@ def test_the_server_says_what_requests_may_choose(locked: Running) -> None:
     expected = {
         "method": "suffix",
         "methods": ["ngram", "suffix"],
-        "max_draft_len": 4,
+        "max_draft_len": 12,
         "max_seq_len": 128,
         "chat": True,
     }

@@ -57,7 +57,7 @@ class TextCost:
         self._rules = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
         self.is_known = not needs_trial(self._rules)
         self.most_text = MOST_TEXT // max(1, growth(self._rules["normalizer"]) // USUAL_GROWTH)
-        self._trial = Trial(self._rules)
+        self._trial = TextTrial(self._rules)
 
     def check(self) -> None:
         """Refuses rules that make too much of a text, or take too long for it.
@@ -141,7 +141,7 @@ def _expressions(rule: Any) -> Iterator[str]:
                 yield from _expressions(inner)
 
 
-class Trial:
+class TextTrial:
     """A process with limits that splits texts by a tokenizer's rules; it starts with the first text and stays.
 
     Args:
