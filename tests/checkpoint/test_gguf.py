@@ -98,6 +98,21 @@ def test_any_bytes_mean_what_the_library_says(kind: Type, compiled: bool, monkey
 
 
 @pytest.mark.parametrize("kind", TYPES)
+def test_headers_give_the_shapes_that_blocks_have(kind: Type) -> None:
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = torch.zeros(16, 24, size, dtype=torch.uint8)
+    real = rooms.coded_blocks(kind.name, blocks, 24 * numbers)
+    stated = rooms.coded_blocks(kind.name, blocks.to("meta"), 24 * numbers)
+    for name, value in vars(real).items():
+        other = getattr(stated, name)
+        if isinstance(value, torch.Tensor):
+            assert other.is_meta
+            assert (other.shape, other.dtype) == (value.shape, value.dtype), name
+        else:
+            assert other == value, name
+
+
+@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("kernels", BUILT, ids=lambda kernels: kernels.name)
 def test_compiled_products_of_blocks(tmp_path: Path, kind: Type, kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use(kernels, monkeypatch)

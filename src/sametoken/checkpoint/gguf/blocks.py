@@ -53,7 +53,12 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
 def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
     """The weight [out, inputs] of uint8 [out, blocks, bytes of a block], with compiled code where there is some."""
     found, compiled = KINDS[kind], library() if kind in BLOCK_KINDS and not blocks.is_meta else None
-    parts = found.in_torch(blocks) if compiled is None else compiled.read_blocks(kind, blocks, found.sizes)
+    if blocks.is_meta:  # torch would take seconds for shapes that a file's header states
+        parts: Parts = tuple(blocks.new_empty(blocks.shape[0], blocks.shape[1] * size) for size in found.sizes)
+    elif compiled is None:
+        parts = found.in_torch(blocks)
+    else:
+        parts = tuple(compiled.read_blocks(kind, blocks, found.sizes))
     codes, scale, offset, step, offset_step = parts
     return Coded(
         found.code,
