@@ -186,7 +186,7 @@ test-real: $(INSTALLED)
 	$(BIN)/python scripts/real_models.py $(SAMETOKEN_REAL)
 	SAMETOKEN_REAL=$(abspath $(SAMETOKEN_REAL)) $(BIN)/python -m pytest --timeout 900 tests/real $(REAL_OPTIONS)
 
-# Which of their tests run, on which models, and which may fail and why: tests/peers. About half an hour on two cores.
+# Which of their tests run, on which models, and which may fail and why: tests/foreign. About half an hour on two cores.
 test-peers: $(INSTALLED) .peers/.installed
 	$(BIN)/python scripts/real_models.py $(SAMETOKEN_REAL) coder05 smollm2
 	.peers/bin/python scripts/peer_suites.py .peers $(SAMETOKEN_REAL) $(PEER_OPTIONS)

@@ -2,9 +2,9 @@
 
     python scripts/peer_suites.py DIR MODELS [vllm] [llama_cpp] [--only TEXT]
 
-pip brings their sources into DIR by name, from the index that it is set to; tests/peers/*.toml state the SHA-256, which
-tests are run on which published models of MODELS (scripts/real_models.py), and why a test may fail. Nothing of theirs
-is built, and of their code nothing runs but the tests. The interpreter needs pytest-asyncio and anthropic.
+pip brings their sources into DIR by name, from the index that it is set to; tests/foreign/*.toml state the SHA-256,
+which tests are run on which published models of MODELS (scripts/real_models.py), and why a test may fail. Nothing of
+theirs is built, and of their code nothing runs but the tests. The interpreter needs pytest-asyncio and anthropic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-SIDE = Path(__file__).resolve().parents[1] / "tests" / "peers"  # what stands beside their tests
+SIDE = Path(__file__).resolve().parents[1] / "tests" / "foreign"  # what stands beside their tests
 NAMES = ("vllm", "llama_cpp")
 KINDS = {
     "purpose": "outside our purpose",
