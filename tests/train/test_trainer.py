@@ -15,6 +15,7 @@ from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.tokenizer import load_tokenizer
 from sametoken.errors import CheckpointError, ConfigError, DataError, SametokenError
+from sametoken.files import write_tensors
 from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
 from sametoken.train.checkpoints import all_checkpoints
@@ -222,6 +223,32 @@ def test_refuses_to_go_on_with_other_settings_or_from_damaged_files(pair, data, 
     manifest.write_text(manifest.read_text()[:40])
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         train_tiny(pair.target, data, tmp_path / "out")
+
+
+STRANGE_STATES = {
+    "no state": lambda found: found.clear(),
+    "one state less": lambda found: found.pop(min(found)),
+    "one state more": lambda found: found.update({"none.weight/exp_avg": torch.zeros(2)}),
+    "another shape": lambda found: found.update({min(found): torch.zeros(3, 5, 7)}),
+    "integers": lambda found: found.update({min(found): torch.zeros_like(found[min(found)], dtype=torch.int64)}),
+    "no numbers": lambda found: found.update({min(found): torch.full_like(found[min(found)], float("nan"))}),
+}
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "model.safetensors"])
+@pytest.mark.parametrize("strange", STRANGE_STATES)
+def test_states_of_strangers_with_digests_that_fit_are_one_error(pair, data, tmp_path, strange, file):
+    with pytest.raises(Stop):
+        train_tiny(pair.target, data, tmp_path / "out", save_steps=3, tell=stopping_at(4))
+    place = tmp_path / "out" / "checkpoint-3"
+    states = load_file(place / file)
+    STRANGE_STATES[strange](states)
+    manifest = json.loads((place / "manifest.json").read_text())
+    manifest["files"][file] = write_tensors(place / file, states)._asdict()
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"checkpoint-3: .*; delete ") as told:
+        train_tiny(pair.target, data, tmp_path / "out", save_steps=3)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("sharded", [(), pytest.param(("--fsdp",), marks=pytest.mark.thorough)])

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from sametoken.errors import ConfigError
+from sametoken.errors import CheckpointError, ConfigError
 from sametoken.parallel.place import place_of, started
 from sametoken.train.processes import Processes
 
@@ -150,14 +150,37 @@ def restore(
     weights: Mapping[str, Tensor],
     moments: Mapping[str, Tensor],
 ) -> None:
-    """Puts whole states back, whatever the number of processes is now."""
-    set_model_state_dict(module, dict(weights), options=WHOLE)
+    """Puts whole states back, whatever the number of processes is now.
+
+    Raises:
+        CheckpointError: they are not those of this module; nothing was put back. All processes raise it.
+    """
     found: dict[str, Any] = get_optimizer_state_dict(module, optimisers, options=WHOLE)
     states: dict[str, Any] = {}
     for key, value in moments.items():
         name, _, kind = key.rpartition("/")
         states.setdefault(name, {})[kind] = value
+    _check("weights", weights, get_model_state_dict(module))
+    if not states:
+        raise CheckpointError("the optimiser's state is empty")
+    for name, kinds in states.items():  # a parameter that never had a gradient has no moments
+        _check(f"moments of {name}", kinds, found["state"].get(name, {}))
+    set_model_state_dict(module, dict(weights), options=WHOLE)
     set_optimizer_state_dict(module, optimisers, {**found, "state": states}, options=WHOLE)
+
+
+def _check(what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Refuses tensors of other names, shapes or types than a module's own, and those that hold no numbers."""
+    for name in sorted({*given, *own}):
+        there, here = (_form(tensors.get(name)) for tensors in (given, own))
+        if there != here:
+            raise CheckpointError(f"{what}: {name} is {there}, expected {here}")
+        if not given[name].isfinite().all():
+            raise CheckpointError(f"{what}: {name} holds NaN or Inf")
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _keep_memory() -> None:

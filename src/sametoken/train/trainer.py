@@ -18,7 +18,7 @@ import torch
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import draft_directory
 from sametoken.data.synthesize import derived_seed
-from sametoken.errors import SametokenError
+from sametoken.errors import CheckpointError, SametokenError
 from sametoken.files import make_directory
 from sametoken.interrupt import Stop
 from sametoken.learning.batch import Batch, guess_weights
@@ -335,7 +335,11 @@ class Trainer:
             return
         weights = self.parallel.sent({} if saved is None else saved.weights)
         moments = self.parallel.sent({} if saved is None else saved.optimiser)
-        restore(self.objective, self.optimisers, weights, moments)
+        place = self.directory / f"checkpoint-{progress['step']}"
+        try:
+            restore(self.objective, self.optimisers, weights, moments)
+        except CheckpointError as error:
+            raise CheckpointError(f"{place}: {error.problem}; delete {place} to go on from the one before") from error
         self.progress = dict(progress)
 
     def _last_checkpoint(self) -> Saved | None:
