@@ -7,7 +7,6 @@ Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 an error
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -21,12 +20,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sametoken import __version__
+from sametoken.commands.signature import DEBUG, signature
 from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran_out
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from sametoken.commands.options import Argument, Option
 
 # Commands by what they are for. A name of several words is a command of its own, in the module of all of them.
 COMMAND_GROUPS = {
@@ -75,14 +73,11 @@ EXAMPLES = {
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
     "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
 }
-MODEL = "Directory, GGUF file or Hub id of the target; without it: the target that comes with the package ('embedded')."
-MODEL_SPELLINGS = ("--model", "-m", "--hf-repo", "-hf", "-hfr")  # vLLM's, and llama.cpp's
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
     "weights in fewer bits; `sametoken doctor MODEL` says what fits"
 )
 SHORT = re.compile(r"-[A-Za-z]{2}[\w-]*")
-DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
@@ -262,8 +257,7 @@ def _function(module: ModuleType) -> Callable[..., None]:
         given = frozenset(name for name, source in sources.items() if source is not None and source.name != "DEFAULT")
         raise SystemExit(_guarded(call, debug or bool(context.find_root().params.get("debug"))))
 
-    signature = _signature(_arguments(module), module.OPTIONS)
-    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__signature__ = signature(module)  # type: ignore[attr-defined]
     run.__annotations__ = {}
     return run
 
@@ -315,58 +309,6 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
 def _drop_output() -> None:
     """Python flushes stdout once more at exit, which would complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _arguments(module: ModuleType) -> list[inspect.Parameter]:
-    """What a command takes without a name: a model, or what its ARGUMENT says; nothing where that is None."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    if not hasattr(module, "ARGUMENT"):
-        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="MODEL")]
-        taken = [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
-        if all(option.name != "model" for option in module.OPTIONS):
-            spoken = Annotated[str | None, typer.Option(*MODEL_SPELLINGS, help="the same as MODEL.", hidden=True)]
-            taken.append(inspect.Parameter("named", kind, default=None, annotation=spoken))
-        return taken
-    argument: Argument | None = module.ARGUMENT
-    if argument is None:
-        return []
-    spoken = typer.Argument(help=argument.help, metavar=argument.metavar)
-    if argument.optional:
-        return [inspect.Parameter("argument", kind, default=None, annotation=Annotated[argument.type | None, spoken])]
-    return [inspect.Parameter("argument", kind, annotation=Annotated[argument.type, spoken])]
-
-
-def _signature(arguments: Sequence[inspect.Parameter], options: Sequence[Option]) -> inspect.Signature:
-    """The parameters that typer reads: its own context, the argument, the options, and --debug."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Signature(
-        [
-            inspect.Parameter("context", kind, annotation=typer.Context),
-            *arguments,
-            *(inspect.Parameter(o.name, kind, default=o.default, annotation=_annotation(o)) for o in options),
-            inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, DEBUG]),
-        ]
-    )
-
-
-def _annotation(option: Option) -> Any:
-    spoken = typer.Option(
-        *option.parsed,
-        help=option.help,
-        metavar=option.metavar,
-        autocompletion=_choices(option.metavar) if option.metavar and "|" in option.metavar else None,
-        hidden=option.hidden,
-    )
-    return Annotated[option.kind if option.default is not None else option.kind | None, spoken]
-
-
-def _choices(metavar: str) -> Callable[[str], list[str]]:
-    """What a shell completes a value to that is one of several words."""
-
-    def complete(incomplete: str) -> list[str]:
-        return [word for word in metavar.split("|") if word.startswith(incomplete)]
-
-    return complete
 
 
 def run() -> None:
