@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,11 @@ class RequestMaker:
     def methods(self) -> tuple[str, ...]:
         """The drafters that any request may choose; not those that go with what a request brings."""
         return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
+
+    @cached_property
+    def _spelled(self) -> list[bytes]:
+        """The bytes of every token of the target."""
+        return [self.tokenizer.token_bytes(token) for token in range(self.vocab_size)]
 
     def make(
         self, prompt: Prompt, params: SamplingParams, index: int = 0, known: dict[int, Parsed] | None = None
@@ -153,13 +159,11 @@ class RequestMaker:
         asked, size = params.structured_outputs, self.vocab_size
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         after, bound = asked.after if asked is not None else None, params.thought_bound
-        marked = after is not None or bound is not None
-        spelled = [self.tokenizer.token_bytes(token) for token in range(size)] if marked else []
         if grammar is not None and asked is not None and after is not None:
             end_ids = [token for token in {*self.tokenizer.eos_ids, *params.stop_token_ids} if token < size]
-            grammar = AfterMark(grammar, after, asked.opens or "", spelled, end_ids)
+            grammar = AfterMark(grammar, after, asked.opens or "", self._spelled, end_ids)
         if bound is not None:
-            grammar = BoundedThought(grammar, bound, spelled, self.tokenizer.encode(bound.closes, False))
+            grammar = BoundedThought(grammar, bound, self._spelled, self.tokenizer.encode(bound.closes, False))
         if params.allowed_token_ids is None:
             return grammar
         mask = torch.zeros(size, dtype=torch.bool)
