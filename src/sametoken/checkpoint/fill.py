@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 
@@ -21,8 +20,7 @@ from sametoken.model.linear import Embedding, Linear
 
 CHUNK = 1 << 20  # numbers of a quantised tensor that are dequantised at once
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-LARGE = 2**26  # numbers of a tensor after which freed memory goes back to the system
+MANY_ROWS = 2**16  # of a tensor of the vocabulary: freed memory goes back to the system after it
 
 
 def load_parameters(
@@ -67,7 +65,7 @@ def load_parameters(
             duplicate.append(item.name)
         else:
             filling.fill(place, item)
-            if math.prod(item.tensor.shape) > LARGE:
+            if len(filling.rows(place)) > MANY_ROWS:
                 release()
     if any(name.removeprefix("model.") == "fc.weight" for name in unexpected):
         raise CheckpointError(
