@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -152,6 +152,7 @@ class TextTrial:
         self._rules = rules
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], Any] | None = None  # ends the process with this object, or when it is called
 
     def failure(self, texts: Sequence[str]) -> str | None:
         """Reason why texts cannot be split within the limits; None if they can.
@@ -160,7 +161,9 @@ class TextTrial:
             OSError: the process could not be started.
         """
         with self._lock:
-            process = self._process = self._process or self._started()
+            process, end = self._process, self._end
+            if process is None or end is None:
+                process, end = self._process, self._end = self._started()
             assert process.stdin is not None
             assert process.stdout is not None
             clock = threading.Timer(MOST_WAIT, process.kill)
@@ -170,20 +173,19 @@ class TextTrial:
                 process.stdin.flush()
                 found: str | None = json.loads(process.stdout.readline())
             except (BrokenPipeError, ValueError):  # a limit has ended it: the next texts meet a new one
-                _end(process)
-                self._process = None
+                end()
+                self._process = self._end = None
                 return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
             finally:
                 clock.cancel()
             return found
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> tuple[subprocess.Popen[bytes], Callable[[], Any]]:
         pipe, none = subprocess.PIPE, subprocess.DEVNULL
         process = subprocess.Popen([sys.executable, "-c", TRIAL, *sys.path], stdin=pipe, stdout=pipe, stderr=none)
-        weakref.finalize(self, _end, process)
         assert process.stdin is not None
         process.stdin.write(json.dumps(self._rules).encode() + b"\n")
-        return process
+        return process, weakref.finalize(self, _end, process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

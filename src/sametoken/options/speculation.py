@@ -45,8 +45,8 @@ class SpeculativeConfig(Settings):
             "llama-server draft_max/draft_n/spec_draft_n_max",
         ),
     ] = 4
-    """number of tokens on the longest path of a draft (K). It is 12 on a CPU where nobody gives it, a method, a tree, a
-    schedule or a draft."""
+    """number of tokens on the longest path of a draft (K). Without a draft, a CPU takes 12 unless this, a method, a
+    tree, a budget or a schedule is given."""
     adaptive: bool = True
     """choose the draft length of every step, from 0 to `max_draft_len`, that gives the most tokens per second; off:
     every draft has `max_draft_len` tokens."""

@@ -160,7 +160,8 @@ def restore(
     for key, value in moments.items():
         name, _, kind = key.rpartition("/")
         states.setdefault(name, {})[kind] = value
-    _check("weights", weights, get_model_state_dict(module))
+    own: dict[str, Any] = get_model_state_dict(module)
+    _check("weights", weights, own)
     if not states:
         raise CheckpointError("the optimiser's state is empty")
     for name, kinds in states.items():  # a parameter that never had a gradient has no moments
