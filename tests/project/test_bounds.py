@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sametoken.options.server import ServerConfig
+from sametoken.server.threads import SideWork
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| (?P<bound>[^|]+) \| (?P<number>[\d.]+)[^|]* \| `(?P<name>[\w.]+)` \|$", re.MULTILINE)
@@ -37,6 +38,7 @@ def test_a_number_of_the_page_is_that_of_the_source(name: str) -> None:
 def test_every_row_is_compared() -> None:
     stated = [line for line in PAGE.splitlines() if line.startswith("| ") and not line.startswith("| bound |")]
     assert len(ROWS) == len(stated) > 40
+    assert {f"server.threads.SideWork.{work.name}" for work in SideWork} <= ROWS.keys()
     for room in ("body_size", "connection", "tokenizer_trial", "grammar_trial", "templating"):
         places = {name.rpartition(".")[0] for name in ROWS}
         module = next(place for place in places if place.endswith(room))

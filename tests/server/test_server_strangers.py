@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli_checks import Pair
@@ -19,10 +20,13 @@ from sametoken import LLM, ConfigError
 from sametoken.commands.serve import server_config
 from sametoken.files import json_object
 from sametoken.server import threads
+from sametoken.server.prompts import Prompts
+from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import MOST, SideWork
 from server_checks import Running, running
 
 SECRET = "bananarama"
+ENUM = {"name": "a", "schema": {"enum": ["a", "b"]}}
 CHAT = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 1}
 
 
@@ -51,6 +55,29 @@ def test_stuck_jobs_of_unknown_length_stop_neither_tokenize_nor_long_prompts(ser
         assert not go_on.is_set()
     finally:
         go_on.set()
+
+
+def test_a_queued_grammar_is_dropped_with_its_request(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, made = threading.Event(), list[str]()
+    make = Prompts.make
+
+    def noted(self: Prompts, asked: TextRequest) -> Any:
+        made.append(str(asked.user))
+        return make(self, asked)
+
+    monkeypatch.setattr(Prompts, "make", noted)
+    pool, work = threads._pool(SideWork.GRAMMAR), SideWork.GRAMMAR
+    formed = {"prompt": "a", "max_tokens": 1, "response_format": {"type": "json_schema", "json_schema": ENUM}}
+    try:
+        for _ in range(work.value):
+            pool.submit(go_on.wait, 30)
+        with pytest.raises(httpx.ReadTimeout):
+            served.post("/v1/completions", {**formed, "user": "gone"}, timeout=0.3)
+        time.sleep(0.3)
+    finally:
+        go_on.set()
+    assert served.post("/v1/completions", {**formed, "user": "there"}).is_success
+    assert made == ["there"]
 
 
 def test_a_tokenizer_of_unknown_cost_does_not_hold_the_event_loop(

@@ -18,7 +18,7 @@ from sametoken.errors import RequestError, SametokenError
 from sametoken.server.api import Api
 from sametoken.server.errors import CLIENT_GONE, ApiError, misread, stopped
 from sametoken.server.fields import Body, Prompts
-from sametoken.server.http import when_gone
+from sametoken.server.http import unless_gone
 from sametoken.server.worker import Worker
 from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader
 
@@ -59,18 +59,12 @@ class EmbeddingApi(Api):
             words = f"dimensions: got {body.dimensions}, expected {llm.config.hidden_size}, which the model has"
             raise ApiError(400, words, param="dimensions")
         prompts = await asyncio.to_thread(self._spelled, body.input)
-        work = asyncio.ensure_future(self._vectors(prompts, llm.pooling))
         try:
-            with when_gone(request.receive, work.cancel):
-                await asyncio.wait({work})
-        finally:
-            work.cancel()
-        if work.cancelled():
-            return Response(status_code=CLIENT_GONE)
-        try:
-            vectors = work.result()
+            vectors = await unless_gone(request.receive, self._vectors(prompts, llm.pooling))
         except SametokenError as error:
             raise stopped(error) from error
+        if vectors is None:
+            return Response(status_code=CLIENT_GONE)
         total = sum(map(len, prompts))
         return JSONResponse(
             {

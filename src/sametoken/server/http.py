@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
@@ -20,6 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, reply
 from sametoken.server.exchange import CURRENT
+
+T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
@@ -38,17 +40,27 @@ LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # what "loc
 @contextmanager
 def when_gone(receive: Receive, call: Callable[[], object]) -> Iterator[None]:
     """Calls something if the client goes away within the block; the body of its request has been read."""
-    watch = asyncio.ensure_future(receive())
 
-    def came(watch: asyncio.Future[Message]) -> None:
-        if not watch.cancelled() and watch.result()["type"] == "http.disconnect":
+    async def watch() -> None:
+        if (await receive())["type"] == "http.disconnect":
             call()
 
-    watch.add_done_callback(came)
+    watching = asyncio.ensure_future(watch())
     try:
         yield
     finally:
-        watch.cancel()
+        watching.cancel()
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
+    """The result of some work, or None where the client goes away first; then the work is cancelled."""
+    task = asyncio.ensure_future(work)
+    try:
+        with when_gone(receive, task.cancel):
+            await asyncio.wait({task})
+    finally:
+        task.cancel()
+    return None if task.cancelled() else task.result()
 
 
 def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True) -> Message:

@@ -21,6 +21,7 @@ from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import CLIENT_GONE, ApiError, refused, worded
+from sametoken.server.http import unless_gone
 from sametoken.server.measured import MeasuredWords
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
@@ -85,7 +86,10 @@ class TextApi(Api):
             asked, keep = body.request, None
             if isinstance(body, ResponsesRequest):
                 asked, keep = self._in_history(body)
-            job, words = await self._begin(api, body, asked, request.state.is_long, keep)
+            begun = await self._begin(api, request, body, asked, keep)
+            if begun is None:
+                return Response(status_code=CLIENT_GONE)
+            job, words = begun
             if isinstance(body, ResponsesRequest) and body.background:
                 return self._in_background(job, words, asked)
             if body.stream:
@@ -108,7 +112,9 @@ class TextApi(Api):
         self._worker.admit(len(body.parts))
         try:
             for part in body.parts:
-                begun.append(await self._begin(CHAT, part, part.request, request.state.is_long))
+                if (one := await self._begin(CHAT, request, part, part.request)) is None:
+                    return Response(status_code=CLIENT_GONE)
+                begun.append(one)
             for job, words in begun:
                 done = await completions(job, request.receive)
                 if len(done) < len(job.requests):
@@ -122,9 +128,9 @@ class TextApi(Api):
         return JSONResponse(joined(replies))
 
     async def _begin(
-        self, api: ApiFormat, body: Any, asked: TextRequest, is_long: bool, keep: Keep | None = None
-    ) -> tuple[Job, Words]:
-        """Gives a request to the engine.
+        self, api: ApiFormat, request: Request, body: Any, asked: TextRequest, keep: Keep | None = None
+    ) -> tuple[Job, Words] | None:
+        """Gives a request to the engine; None where the client goes away before its prompt is made.
 
         Args:
             keep: is told of the response, see `ReplyHead`.
@@ -134,11 +140,15 @@ class TextApi(Api):
         try:
             work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
             if work is not None:
-                made = await aside(work, self._prompts.make, asked)
+                made = await unless_gone(request.receive, aside(work, self._prompts.make, asked))
+            elif request.state.is_long:
+                made = await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
             else:  # the event loop makes only those of a short prompt
-                made = await asyncio.to_thread(self._prompts.make, asked) if is_long else self._prompts.make(asked)
+                made = self._prompts.make(asked)
         except RequestError as error:
             raise refused(error, asked.fields) from error
+        if made is None:
+            return None
         job = worker.take(made.requests)
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
