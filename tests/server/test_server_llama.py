@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +45,7 @@ def post(served: Running, path: str, status: int = 200, **fields: Any) -> Any:
 
 def events(served: Running, path: str, **fields: Any) -> list[Any]:
     with httpx.stream("POST", served.url + path, json={**fields, "stream": True}, timeout=60) as reply:
-        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line]
+        lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: ")]
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
@@ -156,6 +157,11 @@ def test_a_grammar_may_be_recursive(served: Running) -> None:
     assert said[0] == "b"
 
 
+def test_repeats_in_repeats(served: Running) -> None:
+    asked = {**ASKED, "grammar": 'root ::= ("a"{2} "b"?){2} (("c"+){1,2}){1} "d"', "n_predict": 16}
+    assert re.fullmatch("(a{2}b?){2}c+d?", post(served, "/completion", **asked)["content"])
+
+
 @pytest.mark.parametrize("gbnf", ["(" * 20_000, 'x ::= "a"', "root ::= y", "root", "a" * 200_000], ids=lambda g: g[:9])
 def test_no_grammar(gbnf: str) -> None:
     with pytest.raises(RequestError):
@@ -176,6 +182,24 @@ def test_chat_in_its_words(served: Running) -> None:
     assert gone_on["__verbose"]["prompt"] == "user: hi assistant: Wh"
     post(served, "/chat/completions", 400, **{**SAID, "messages": [*begun, begun[-1]]})
     assert post(served, "/chat/completions", **SAID, tools=[])["choices"] == reply["choices"]
+
+
+def test_responses_tell_their_cost(served: Running) -> None:
+    asked = {"input": "hi", "seed": 4, "max_output_tokens": 12}
+    parts = events(served, "/responses", **asked, timings_per_token=True, return_progress=True, cache_prompt=True)
+    progress = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
+    assert progress[-1]["processed"] == progress[-1]["total"] > 0
+    assert {part["type"] for part in parts if "prompt_progress" in part} == {"response.in_progress"}
+    said = [part for part in parts if part["type"] == "response.output_text.delta"]
+    assert said
+    assert all(part["timings"]["predicted_n"] > 0 for part in said)
+    assert parts[-1]["timings"]["predicted_n"] == parts[-1]["response"]["usage"]["output_tokens"]
+    numbers = [part["sequence_number"] for part in parts if "prompt_progress" not in part]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_a_response_in_the_background(served: Running) -> None:
+    assert post(served, "/responses", input="hi", background=True, max_output_tokens=4)["status"] == "queued"
 
 
 def test_errors_in_its_envelope(served: Running) -> None:

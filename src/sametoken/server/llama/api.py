@@ -21,17 +21,17 @@ from sametoken.server.llama.schema import (
     InfillRequest,
     LlamaChatRequest,
     LlamaCompletionRequest,
+    LlamaResponsesRequest,
     LlamaTokenizeRequest,
     NativeRequest,
 )
 from sametoken.server.llama.slots import SlotApi, Slots
 from sametoken.server.llama.words import BUILD, LlamaWords, NativeWords, settings
-from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.text_api import CHAT, COMPLETIONS, RESPONSES, ApiFormat, TextApi
 from sametoken.server.token_api import TokenApi, long_reply
 from sametoken.server.worker import Worker
 
-BODIES = {CHAT.name: LlamaChatRequest, COMPLETIONS.name: LlamaCompletionRequest}
+BODIES = {CHAT.name: LlamaChatRequest, COMPLETIONS.name: LlamaCompletionRequest, RESPONSES.name: LlamaResponsesRequest}
 # Paths whose errors are in llama-server's envelope.
 PATHS = (
     "/completion",
@@ -87,7 +87,7 @@ class LlamaText(AnyModel, TextApi):
 
     async def response_tokens(self, request: Request) -> Response:
         """How many tokens the input of a response has as a prompt."""
-        asked = (await self._read(request, ResponsesRequest)).request
+        asked = (await self._read(request, LlamaResponsesRequest)).request
         assert asked.conversation is not None
         _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})

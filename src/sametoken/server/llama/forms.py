@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from sametoken.errors import RequestError
@@ -14,6 +14,8 @@ RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for a seed that the serve
 MOST_GBNF = 2**17  # characters
 TEXT, MEDIA = "prompt_string", "multimodal_data"
 MOST_PROMPTS = 1024
+# A repeat keeps its parentheses where it is repeated itself; without this the library writes ("a"{2}){3} as "a"{2}{3}.
+RepetitionNode.is_atomic = lambda _: False
 
 
 def lark_of(gbnf: str) -> str:

@@ -23,6 +23,7 @@ from sametoken.server.llama.forms import (
     one_prompt,
     predicted,
 )
+from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest, Generation
 from sametoken.server.text_request import ChatTalk, Infill
 
@@ -73,7 +74,20 @@ class ShapingFields(Body):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class LlamaFields(ShapingFields, Generation):
+class Telemetry(Body):
+    """What a request wants to have told about its cost."""
+
+    timings_per_token: bool | None = None
+    """have `timings` in every chunk."""
+    return_progress: bool | None = None
+    """have `prompt_progress` before the first token of a stream."""
+    id_slot: int | None = None
+    """name for the sequence in /slots; -1 and without it: its place in the batch."""
+    verbose: bool | None = None
+    """add `__verbose`, the reply in the form of /completion."""
+
+
+class LlamaFields(Telemetry, ShapingFields, Generation):
     """What llama-server's requests for text have besides OpenAI's fields; unknown fields are ignored, as there."""
 
     model_config = ConfigDict(extra="ignore")
@@ -93,16 +107,8 @@ class LlamaFields(ShapingFields, Generation):
     """a grammar in GBNF."""
     json_schema: Schema | None = None
     """the JSON schema that the reply follows."""
-    id_slot: int | None = None
-    """name for the sequence in /slots; -1 and without it: its place in the batch."""
     samplers: list[str] | str | None = None
     """names of samplers, or their letters; their order here is fixed, so that it has no effect."""
-    timings_per_token: bool | None = None
-    """have `timings` in every chunk."""
-    return_progress: bool | None = None
-    """have `prompt_progress` before the first token of a stream."""
-    verbose: bool | None = None
-    """add `__verbose`, the reply in the form of /completion."""
     mirostat: int | None = None
     """only 0, which is off."""
     adaptive_target: float | None = None
@@ -204,6 +210,12 @@ class LlamaCompletionRequest(LlamaFields, CompletionRequest):
         found = super().own
         given = self.n_predict is not None or self.max_tokens is None
         return {**found, "max_tokens": predicted(self.n_predict, None)} if given else found
+
+
+class LlamaResponsesRequest(Telemetry, ResponsesRequest):
+    """The body of POST /responses."""
+
+    model_config = ConfigDict(extra="ignore")
 
 
 class NativeRequest(LlamaFields):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from sametoken import __version__
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.engine.request import Request, TokenLogprob
 from sametoken.options.shaping import WHOLE, Shaping
-from sametoken.server.llama.schema import LlamaFields, NativeRequest, nested
+from sametoken.server.llama.schema import NativeRequest, Telemetry, nested
 from sametoken.server.llama.slots import Slots
 from sametoken.server.llama.timings import progress, timings
 from sametoken.server.words import Event, Source, Words
@@ -189,7 +189,8 @@ class LlamaWords:
 
     def __init__(self, words: Words, body: Any, source: Source, slots: Slots, verbose: bool) -> None:
         self._words, self._source, self._began = words, source, set[int]()
-        fields = body if isinstance(body, LlamaFields) else None
+        self._opening: Event = {}
+        fields = body if isinstance(body, Telemetry) else None
         self._each = bool(fields and fields.timings_per_token)
         self._progress = bool(fields and fields.return_progress)
         self._verbose = verbose if fields is None or fields.verbose is None else fields.verbose
@@ -198,20 +199,24 @@ class LlamaWords:
 
     def first(self) -> list[Event]:
         """The events of OpenAI's form, in which the content of a role is null."""
-        return [self._named(event) for event in self._words.first()]
+        events = [self._named(event) for event in self._words.first()]
+        self._opening = events[-1] if events else {}
+        return list(events)
 
     def delta(self, chunk: Chunk) -> list[Event]:
         """The events of a chunk; the last one of a choice has timings."""
         place = chunk.index * self._choices + chunk.choice
         request = self._source.requests[place]
         events = [self._named(event) for event in self._words.delta(chunk)]
+        said = [event for event in events if str(event.get("type")).endswith(".delta")]  # of /responses
         if events and (self._each or chunk.completion is not None):
-            events[-1]["timings"] = timings(request)
+            for event in (*(said if self._each else ()), events[-1]):
+                event["timings"] = timings(request)
         if chunk.completion is not None and self._verbose and events:
             events[-1]["__verbose"] = self._native(place, chunk.completion)
         if self._progress and place not in self._began and events:
-            parts = [{**events[0], "prompt_progress": progress(request, read)} for read in (False, True)]
-            events = [_without_text(part) for part in parts] + events
+            opening = _without_text(self._opening if "type" in events[0] else events[0])
+            events = [{**opening, "prompt_progress": progress(request, read)} for read in (False, True)] + events
         self._began.add(place)
         return list(events)
 
@@ -230,6 +235,10 @@ class LlamaWords:
             reply["__verbose"] = self._native(0, completions[0])
         return reply
 
+    def queued(self) -> dict[str, Any]:
+        """The object of a response before anything was done for it."""
+        return dict(cast(Any, self._words).queued())
+
     def _native(self, place: int, completion: Completion) -> dict[str, Any]:
         head, tokenizer, requests, _ = self._source
         return native_reply(tokenizer, head.model, place, requests[place], completion)
@@ -246,9 +255,10 @@ class LlamaWords:
         return named
 
 
-def _without_text(event: dict[str, Any]) -> dict[str, Any]:
-    """An event with progress alone."""
-    kept = {name: value for name, value in event.items() if name not in ("timings", "__verbose", "usage")}
+def _without_text(event: Event) -> Event:
+    """An event without what it says of the reply; one of /responses has no place in their sequence."""
+    left_out = ("timings", "__verbose", "usage", "sequence_number")
+    kept = {name: value for name, value in event.items() if name not in left_out}
     if "choices" in kept:
         kept["choices"] = [
             {"index": each["index"], "delta": {}, "finish_reason": None} if "delta" in each
