@@ -1,6 +1,6 @@
-"""What an operator should hear about drafts that do not help: each thing once, with figures and what to do.
+"""Warnings for operators about drafts that do not help: each at most once, with figures and a remedy.
 
-Counts only; whoever owns the engine says it aloud.
+Counts only; the owner of the engine logs the warnings.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Collection
 
 FEW, MANY = 24, 200  # first guesses after which none, or hardly any, being right is no accident
 NEAR_ZERO = 0.02
-WINDOW = 256  # forwards after which it is asked whether drafts are made
-MOSTLY = 0.8  # share of them without a draft from which on they are not: probes go on
+WINDOW = 256  # forwards between two checks whether drafts are made
+MOSTLY = 0.8  # share of them without a draft that counts as paused drafting; probes go on
 UNUSED = 32  # requests that ended without using a draft that was loaded
 
 
 class Advice:
-    """Collects what was seen and returns the warnings that follow from it, each at most once."""
+    """Collect counts about drafts and return the warnings that follow from them, each at most once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -29,7 +29,7 @@ class Advice:
         return [text]
 
     def saw_draft(self, method: str, right: bool) -> list[str]:
-        """The first guess of a draft that a model made was right or wrong."""
+        """Note whether the first guess of a draft that a model made was accepted."""
         tried, hits = self._first.get(method, (0, 0))
         self._first[method] = tried, hits = tried + 1, hits + right
         hopeless = (tried == FEW and not hits) or (tried == MANY and hits < NEAR_ZERO * MANY)
@@ -43,7 +43,7 @@ class Advice:
         )
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:
-        """A request ended that might use `methods`; `models` are the drafters for which weights were loaded."""
+        """Note the end of a request that could use `methods`; `models` are the drafters with loaded weights."""
         self._ended = -UNUSED if set(methods) & set(models) else self._ended + 1
         if self._ended < UNUSED or not models:
             return []
@@ -55,10 +55,10 @@ class Advice:
 
 
 class Pauses:
-    """Notices that drafting stops and resumes; only the 1st, 2nd, 4th, 8th .. change is worth a line.
+    """Detect that drafting stops or resumes; only the 1st, 2nd, 4th, 8th .. change is reported.
 
     Attributes:
-        paused: whether hardly anything was drafted lately because it was not expected to pay.
+        paused: true while nearly all recent forwards had no draft because none was expected to pay.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,9 @@ class Pauses:
         self._forwards = self._left_out = self._changes = 0
 
     def saw_forward(self, left_out: bool) -> bool:
-        """After a forward that might have drafted, where drafts were left out or not; whether to say what changed."""
+        """Note a forward that could have drafted; `left_out` if it had no draft. Return True if a change is to be
+        logged.
+        """
         self._forwards += 1
         self._left_out += left_out
         if self._forwards < WINDOW:

@@ -1,7 +1,7 @@
-"""`AsyncLLM`: many callers on an event loop, one engine thread that batches whatever is there.
+"""`AsyncLLM`: many callers on an event loop, one engine thread that batches their requests.
 
-The engine is stepped by its own thread only; callers hand it requests and cancellations through a queue and get their
-chunks back on their own loop.
+Only the engine's own thread steps it. Callers send requests and cancellations through a queue and get their chunks on
+their own loop.
 """
 
 from __future__ import annotations
@@ -33,24 +33,20 @@ LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chu
 
 
 class _Stream(NamedTuple):
-    """Where the chunks of one call go: a queue between the engine's thread and the loop that waits for them.
-
-    None in the queue ends the call.
-    """
+    """Queue between the engine's thread and the event loop of one call. None in the queue ends the call."""
 
     loop: asyncio.AbstractEventLoop
     items: asyncio.Queue[Chunk | Exception | None]
 
 
 class Chunks:
-    """The chunks of some requests, as an async iterator; to close it cancels what is not finished.
+    """Async iterator over the chunks of some requests; closing it cancels unfinished requests.
 
-    The requests go to the engine with the first chunk that is asked for. What is closed while somebody waits for a
-    chunk ends there.
+    The requests go to the engine when the first chunk is awaited. Closing ends the iteration of a caller that waits.
 
     Args:
         engine: steps them. `requests`: from `LLM.requests`.
-        timeout: seconds from the first chunk that is asked for until it ends with `TimeoutError`; None is never.
+        timeout: seconds after the first wait until iteration ends with `TimeoutError`; None for never.
 
     Attributes:
         left: requests that are not finished, 0 once it is closed.
@@ -89,7 +85,7 @@ class Chunks:
         raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
 
     def close(self) -> None:
-        """Cancels what is not finished; may be called twice."""
+        """Cancel unfinished requests; may be called twice."""
         if self._timer is not None:
             self._timer.cancel()
         if self.left and self._stream is not None:
@@ -98,7 +94,7 @@ class Chunks:
         self.left = 0
 
     async def aclose(self) -> None:
-        """The same, by the name that iterators of the language have."""
+        """Close under the name that the language gives async generators; see `close`."""
         self.close()
 
     def __del__(self) -> None:
@@ -106,7 +102,9 @@ class Chunks:
 
 
 def _deliver(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
-    """Called by the engine thread; a loop is woken once for all it gets, and one that is gone needs nothing."""
+    """Put chunks on the loops of their callers, waking each loop once; closed loops are skipped. Runs on the engine
+    thread.
+    """
     for loop in {stream.loop for stream, _ in items}:
         own = [each for each in items if each[0].loop is loop]
         with contextlib.suppress(RuntimeError):
@@ -114,7 +112,7 @@ def _deliver(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
 
 
 def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
-    """Called on the loop."""
+    """Put chunks into the queues of one loop; runs on that loop."""
     for stream, item in items:
         stream.items.put_nowait(item)
 
@@ -144,11 +142,11 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Listener:
-    """Who hears of a request.
+    """Stream of one request and the output that it has not been sent yet.
 
     Attributes:
-        news: what the request got since the last chunk was handed out, None for nothing.
-        due: when the next chunk may be, on the clock of `time.perf_counter`.
+        news: output since the last chunk was sent, None if there is none.
+        due: earliest time of the next chunk, on the clock of `time.perf_counter`.
     """
 
     stream: _Stream
@@ -157,15 +155,16 @@ class _Listener:
 
 
 class AsyncLLM:
-    """An `LLM` for concurrent callers. As a context manager it ends with its engine and gives the memory back.
+    """An `LLM` for concurrent callers. As a context manager, it stops its engine and frees the memory at the end.
 
     Args:
-        llm: the engine, which belongs to this object from now on.
-        max_chunks_per_second: most that all streams together get; what a request emits meanwhile joins its next chunk,
-            which is held for at most `LONGEST_HOLD`. First and last chunks never wait. None hands out every step's.
+        llm: the engine, owned by this object from now on.
+        max_chunks_per_second: most chunks of all streams together. Tokens emitted meanwhile join the next chunk of
+            their request, which waits for at most `LONGEST_HOLD`. First and last chunks never wait. None: one chunk for
+            every step.
 
     Attributes:
-        failure: what the engine ended with, None while it runs; an `EngineError` if it failed, as for every stream.
+        failure: the error that ended the engine, None while it runs; an `EngineError` if it failed.
         on_failure: called by the engine's thread when that happens.
     """
 
@@ -185,7 +184,7 @@ class AsyncLLM:
     async def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """As `LLM.generate`; cancelling the task cancels the requests."""
+        """Complete prompts as `LLM.generate` does; cancelling the task cancels the requests."""
         done = [c.completion async for c in self.run(self.llm.requests(prompts, params)) if c.completion]
         return sorted(done, key=lambda completion: (completion.index, completion.choice))
 
@@ -194,18 +193,20 @@ class AsyncLLM:
         return await self.generate(self.llm.render_chat(messages), params)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
-        """As `LLM.stream`; closing the iterator cancels what is not finished. Bad requests raise here, at once."""
+        """Stream prompts as `LLM.stream` does; closing the iterator cancels unfinished requests. Bad requests raise at
+        the call.
+        """
         return self.run(self.llm.requests(prompts, params))
 
     def run(self, requests: Sequence[Request], timeout: float | None = None) -> Chunks:
-        """Chunks of requests that `LLM.requests` made; see `Chunks`."""
+        """Chunks of requests made by `LLM.requests`; see `Chunks`."""
         return Chunks(self, requests, timeout)
 
     async def call(self, function: Callable[[], T]) -> T:
-        """What a function returns that runs on the engine's thread between two steps; streams wait for it meanwhile.
+        """Run a function on the engine's thread between two steps and return its result; streams wait meanwhile.
 
         Raises:
-            SametokenError: the engine ended first. Otherwise whatever the function raises.
+            SametokenError: the engine ended first. Otherwise any error of the function.
         """
         result: Future[T] = Future()
         self.send(_Call(function, result))
@@ -213,17 +214,17 @@ class AsyncLLM:
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be served: the engine has neither failed nor been closed."""
+        """True while the engine has neither failed nor been closed."""
         return self.failure is None
 
     def send(self, message: _Add | _Abort | _Call) -> None:
-        """Hands a message to the engine's thread.
+        """Send a message to the engine's thread.
 
         Raises:
-            SametokenError: the engine has ended, so that nobody reads it; an `EngineError` if it failed.
+            SametokenError: the engine has ended; an `EngineError` if it failed.
         """
         self._inbox.put(message)
-        # Looked at after the message is in: then either the engine thread finds it, or the failure is found here.
+        # Checked after the message is queued: either the engine thread takes it, or the failure is seen here.
         if self.failure is not None and not isinstance(message, _Abort):
             raise type(self.failure)(f"{self.failure}; start a new one")
 
@@ -235,13 +236,13 @@ class AsyncLLM:
         self.llm.close()
 
     async def close(self) -> None:
-        """Stops the engine after its current step; unfinished streams end with an error."""
+        """Stop the engine after its current step; unfinished streams end with an error."""
         self._inbox.put(None)
         with ThreadPoolExecutor(1) as own:  # the loop's may have other work for a long time
             await asyncio.get_running_loop().run_in_executor(own, self._thread.join)
 
     def _serve(self) -> None:
-        """The engine thread: takes messages between steps, and waits for one when there is nothing to do."""
+        """Loop of the engine thread: take messages between steps; wait for one while there are no requests."""
         engine = self.llm.engine
         try:
             if self.llm.speculative.adaptive and self.llm.method != NO_DRAFT:
@@ -271,7 +272,7 @@ class AsyncLLM:
             raise
 
     def _next(self) -> _Add | _Abort | _Call | EngineError | None:
-        """The next message; while none comes for `IDLE_S`, the engine gives its memory back."""
+        """Wait for the next message; after `IDLE_S` without one, free the engine's memory."""
         if not self.llm.engine.busy:
             with contextlib.suppress(queue.Empty):
                 return self._inbox.get(timeout=IDLE_S)
@@ -279,7 +280,7 @@ class AsyncLLM:
         return self._inbox.get()
 
     def _hand_out(self, report: StepReport) -> None:
-        """Gives every stream the chunks that are due after a step."""
+        """Send every stream the chunks that are due after a step."""
         for emission in report.emissions:
             each = self._listeners.get(emission.request.id)
             if each is not None:

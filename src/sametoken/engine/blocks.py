@@ -1,7 +1,7 @@
-"""Which row owns which page of the cache: allocation, sharing of equal prefixes, eviction. No tensors, no models.
+"""Ownership of the cache's pages by rows: allocation, sharing of equal prefixes, eviction. No tensors, no models.
 
-Only full pages of committed tokens are shared. A page is named by the digest of all tokens up to its end. Beside the
-target's keys and values a page may hold those of drafters; it notes their names.
+Only full pages of committed tokens are shared. The name of a page is the digest of all tokens up to its end. Beside the
+target's keys and values a page may hold those of drafters, recorded by drafter name.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import NamedTuple, Protocol
 
 
 class PageListener(Protocol):
-    """Who hears which pages are offered to other rows; called by whoever steps the engine."""
+    """Callbacks for pages that are offered to other rows; called by the thread that steps the engine."""
 
     def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
-        """A page of these tokens is offered; `parent` is the digest of the page before it, b"" for none."""
+        """Called when a page of these tokens is offered; `parent` is the digest of the page before it, b"" for none."""
         ...
 
     def removed(self, digest: bytes) -> None:
-        """A page is offered no more."""
+        """Called when a page is no longer offered."""
         ...
 
 
 class PrefixMatch(NamedTuple):
-    """Shared pages that hold a prefix; the first `draft_cached` of them hold the drafter's keys and values too."""
+    """Shared pages that hold a prefix; the first `draft_cached` of them also hold the drafter's keys and values."""
 
     pages: list[int]
     draft_cached: int
@@ -49,12 +49,14 @@ class FreePages:
         self._begins.insert(at, page)
         self._stops.insert(at, page + 1)
         self.count += 1
-        for left in (at, at - 1):  # joins what it touches
+        for left in (at, at - 1):  # joins the neighbouring runs
             if 0 <= left < len(self._stops) - 1 and self._stops[left] == self._begins[left + 1]:
                 del self._stops[left], self._begins[left + 1]
 
     def take(self, count: int, after: int | None) -> list[int]:
-        """`count` of them: right after `after`, or in the middle of the longest run so that rows can grow."""
+        """Take `count` free pages: right after page `after`, or in the middle of the longest run so that rows
+        can grow.
+        """
         at = -1 if after is None else bisect_right(self._begins, after + 1) - 1
         begin = 0 if after is None else after + 1
         if at < 0 or begin >= self._stops[at]:
@@ -78,10 +80,10 @@ class FreePages:
 class BlockManager:
     """Pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
 
-    A page is free, owned by `count` rows, or idle: owned by nobody but kept for its prefix until space is needed.
+    A page is free, owned by one or more rows, or idle: without an owner, but kept for its prefix until space is needed.
 
     Attributes:
-        listener: hears which pages are offered, None for nobody.
+        listener: notified of the pages that are offered, None for none.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
@@ -108,7 +110,8 @@ class BlockManager:
         return -(-tokens // self.page_size)
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
-        """`count` pages, side by side with page `after` where possible; None, and nothing taken, if there are too few.
+        """Take `count` pages, adjacent to page `after` where possible; return None, and take none, if there are too
+        few.
 
         Args:
             after: the row's last page so far.
@@ -124,8 +127,8 @@ class BlockManager:
         return taken
 
     def free(self, pages: Sequence[int]) -> None:
-        """Gives back one ownership of each page; shared prefixes stay idle until their space is needed."""
-        for page in reversed(pages):  # a prefix is more useful than what follows it: it becomes the most recent
+        """Release one ownership of each page; shared prefixes stay idle until their space is needed."""
+        for page in reversed(pages):  # a prefix is more useful than its continuation, so it becomes the most recent
             self._count[page] -= 1
             if self._count[page]:
                 continue
@@ -136,25 +139,25 @@ class BlockManager:
                 self._free.add(page)
 
     def forget(self) -> None:
-        """Drops every prefix that no row owns; its pages are free."""
+        """Drop every prefix that no row owns; its pages become free."""
         for page in list(self._idle):
             self._drop(page)
 
     def match(
         self, tokens: Sequence[int], draft_kv: str = "", *, complete: bool = False, salt: bytes = b""
     ) -> PrefixMatch:
-        """Takes ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
+        """Take ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 
         Args:
-            draft_kv: whose keys and values are looked for; "" is the target's own, which every page holds.
-            complete: take only pages that hold them, made with the token after the page that follows it here.
+            draft_kv: the drafter whose keys and values are wanted; "" for the target's own, which every page holds.
+            complete: take only pages that hold them, computed with the same token after the page as here.
             salt: only pages that were offered with it are found.
         """
         found: list[int] = []
         draft_cached = 0
         if not self.reuse:
             return PrefixMatch(found, draft_cached)
-        # At least one token stays to be computed: its logits are the first draw.
+        # At least one token is left to compute: the first draw needs its logits.
         for i, digest in enumerate(self._digests(tokens[: len(tokens) - 1], salt), start=1):
             page = self._page_of.get(digest)
             if page is None:
@@ -169,13 +172,14 @@ class BlockManager:
         return PrefixMatch(found, draft_cached)
 
     def offered(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[list[int], dict[str, int]]:
-        """The longest run of shared pages that hold the beginning of a sequence, which nobody comes to own by this.
+        """Longest run of shared pages that hold the beginning of a sequence; takes no ownership.
 
         Args:
             salt: see `match`.
 
         Returns:
-            the pages, and by drafter how many leading tokens have its keys and values too, made with this sequence.
+            the pages, and by drafter, the number of leading tokens with its keys and values, computed from this
+            sequence.
         """
         found: list[int] = []
         drafts: dict[str, int] = {}
@@ -191,7 +195,7 @@ class BlockManager:
         return found, drafts
 
     def erase(self, tokens: Sequence[int], salt: bytes = b"") -> int:
-        """Offers the pages of a sequence to nobody any more; how many tokens they hold. `salt` as for `match`."""
+        """Stop offering the pages of a sequence; return the number of tokens that they hold. `salt` as for `match`."""
         pages, _ = self.offered(tokens, salt)
         for page in reversed(pages):
             self._drop(page)
@@ -206,7 +210,7 @@ class BlockManager:
         *,
         salt: bytes = b"",
     ) -> None:
-        """Offers the full pages among `pages`, which hold the committed `tokens`, to other rows.
+        """Offer the full pages among `pages`, which hold the committed `tokens`, to other rows.
 
         Args:
             draft_kv: the drafter whose keys and values the pages hold of the first `draft_cached` tokens.
@@ -239,7 +243,7 @@ class BlockManager:
             yield digest
 
     def _drop(self, page: int) -> None:
-        """Offers a page to nobody any more; it is free once nobody owns it."""
+        """Stop offering a page; it is free as soon as it has no owner."""
         self._forget(page)
         if page in self._idle:
             del self._idle[page]
@@ -252,7 +256,7 @@ class BlockManager:
             self.listener.removed(digest)
 
     def check(self) -> None:
-        """Raises AssertionError unless every page is free, owned or idle, exactly once (for tests)."""
+        """Raise AssertionError unless every page is free, owned or idle, exactly once (for tests)."""
         states = [set(self._free), set(self._count), set(self._idle)]
         assert sum(map(len, states)) == self.pages - 1
         assert set.union(*states) == set(range(1, self.pages))

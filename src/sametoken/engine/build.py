@@ -35,7 +35,9 @@ LOG = logging.getLogger("sametoken")
 
 
 class Context(NamedTuple):
-    """The longest sequence of an engine: prompt and output have `length` tokens; `remedy` makes room for more."""
+    """Longest sequence of an engine: prompt and output have at most `length` tokens; `remedy` names a way to
+    raise it.
+    """
 
     length: int
     remedy: str
@@ -44,10 +46,10 @@ class Context(NamedTuple):
 def build_engine(
     loaded: Loaded, speculative: SpeculativeConfig, config: EngineConfig, cache: KVCacheConfig
 ) -> tuple[Engine, Context]:
-    """The engine and the longest sequence it can hold.
+    """Build the engine; return it and the longest sequence that its cache can hold.
 
     Raises:
-        MemoryPlanError: the pool cannot hold a sequence of the length asked for, or of any.
+        MemoryPlanError: the pool cannot hold a sequence of the requested length, or of any length.
     """
     target, draft = loaded.target, loaded.draft
     device = target.embed.device
@@ -96,19 +98,19 @@ def build_engine(
 
 
 def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
-    # Which experts compute is known only to the device, and the host launches no more than those: no fixed graph.
+    # The choice of experts is on the device, and the host launches only the chosen ones: no fixed graph.
     if runner.device.type != "cuda" or not config.cuda_graphs or runner.decoder.config.experts is not None:
         return None
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
 
 
 def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, device: torch.device) -> str:
-    """The method of requests that name none.
+    """Drafting method of requests that name none.
 
-    On a GPU a captured step guesses by itself, and what guesses on the host would keep steps from being captured.
+    On a GPU a captured step drafts on the device; a drafter on the host would prevent capture.
 
     Raises:
-        ConfigError: a method was asked for that the draft is not made for, or that lacks one.
+        ConfigError: the requested method does not fit the draft, or needs a draft that is missing.
     """
     asked, made_for = speculative.method, None if draft is None else draft.method
     if asked is None:
@@ -124,7 +126,7 @@ def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, de
 
 
 def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfig:
-    """The settings with the length of drafts that nobody asked for, where nothing limits it.
+    """Settings with the default draft length for `FREE`, if the user set neither a method nor a length or limit.
 
     Args:
         method: from `default_method`.
@@ -137,7 +139,7 @@ def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfi
 
 
 def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:
-    """Pages of the pool, sink included, and the longest sequence they hold with its lookahead."""
+    """Number of pages of the pool, sink included, and the longest sequence that they hold with its lookahead."""
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
     per_page = pool_bytes(cached, page, 1)

@@ -1,7 +1,7 @@
-"""Measures what steps and drafts cost on this machine, on rows that no request uses.
+"""Measurement of the cost of steps and drafts on this machine, on rows that no request uses.
 
 It runs the real target and the real drafters for a fraction of a second. Their keys and values go to the sink page,
-which nothing reads.
+which is never read.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sametoken.speculation.sampling import RowSampling, Sampling
 
 COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the more telling ones first
 TELLING = 3  # of them are measured in any case, but for those that would exceed the budget alone
-GUESSED = 0.25  # plain steps that each token of a forward is thought to take before that is known
+GUESSED = 0.25  # assumed cost of a token of a forward, in plain steps, before any is measured
 BUDGET, STEPS = 0.3, 4  # seconds, or so many plain steps if those take longer
 ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
-NEAR, FAR = 32, 480  # tokens of context that tell what context costs
+NEAR, FAR = 32, 480  # tokens of context, to measure the cost of context
 TOKEN_STEP = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
-FED = 64  # tokens read to learn what reading costs
+FED = 64  # tokens read to measure the cost of reading
 
 Times = dict[tuple[object, ...], float]
 Work = tuple[tuple[object, ...], Callable[[], object]]
 
 
 class Calibration:
-    """One measurement.
+    """One measurement of target and drafters.
 
     Args:
         rows: rows of the page table that no request has; at least one.
@@ -55,15 +55,15 @@ class Calibration:
     def measure(
         self, drafters: Mapping[str, Drafter], longest: int, stop: Callable[[], bool] = lambda: False
     ) -> Measured:
-        """Times forwards and drafts of up to `longest` tokens by the drafters that run a model, in turns.
+        """Time forwards, and drafts of up to `longest` tokens by the drafters that run a model, in turns.
 
         Args:
-            stop: whether to end after what is measured in any case.
+            stop: true to end after the measurements that are always made.
         """
         models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
         for drafter in models.values():  # the first run brings weights into memory, which no later one does
             self._propose(drafter, 1, 1)
-        # Wall time: a thread's own time is too short where other threads did its work while it had to wait.
+        # Wall time: a thread's own time is too short where other threads did its work while it waited.
         begin = time.perf_counter()
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
@@ -83,7 +83,7 @@ class Calibration:
         return self._costs(times, models, longest)
 
     def _works(self, models: Mapping[str, Drafter], longest: int) -> tuple[list[Work], list[Work]]:
-        """What tells most, forwards and drafts in turns as they will be made, and what is measured if there is time."""
+        """Measurements that are always made (forwards and drafts in turns), and those made if there is time."""
         steps: list[Work] = []
         for count in self._counts:
             rows = self._rows(count)
@@ -102,7 +102,7 @@ class Calibration:
         return telling, steps[many:][:3] + rest + steps[many:][3:]
 
     def _tokens(self, key: tuple[object, ...]) -> int:
-        """Of the target's forward in some work, 1 for a draft."""
+        """Tokens of the target's forward in a measurement, 1 for a draft."""
         return int(str(key[1])) if key[0] == "step" else self._many if key[0] in ("near", "far") else 1
 
     def _rows(self, count: int) -> int:
@@ -111,11 +111,11 @@ class Calibration:
 
     @property
     def _many(self) -> int:
-        """Rows of a plain step that tells what rows add: a count that was measured with fewer rows too."""
+        """Rows of the plain step that shows the cost of a row: a token count that is also measured with fewer rows."""
         return max((count for count in self._telling if count <= len(self.rows)), default=1)
 
     def _costs(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
-        """What the times say; what there was no time for is taken to cost nothing, until it is seen."""
+        """Costs computed from the measured times; a cost that was not measured is 0 until steps show it."""
         first: dict[str, dict[int, float]] = {}
         level: dict[str, dict[int, float]] = {}
         feed: dict[str, float] = {}
@@ -138,24 +138,26 @@ class Calibration:
         return Sampling.of([self._sampling] * rows)
 
     def _step(self, rows: int, nodes: int, context: int) -> None:
-        """A forward of `rows` trees of `nodes` nodes each, of different tokens: equal ones choose the same experts."""
+        """Run a forward of `rows` trees of `nodes` different tokens each: equal tokens would choose the same
+        experts.
+        """
         tokens = (torch.arange(rows * nodes) * TOKEN_STEP % self._vocab).view(rows, nodes)
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
         self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), lambda at: self._together(len(at)))
 
     def _propose(self, drafter: Drafter, count: int, length: int) -> None:
-        """A draft for the first `count` rows."""
+        """Draft `length` tokens for each of the first `count` rows."""
         rows = self.rows[:count]
         for row in rows:
             drafter.admit(row, [])
-        if drafter.taps:  # it guesses from a feature
+        if drafter.taps:  # drafts from a feature
             drafter.observe(rows, [[0]] * count, self._features(drafter, count))
         drafter.propose(rows, [0] * count, [length] * count, self._together(count))
         for row in rows:
             drafter.release(row)
 
     def _read(self, drafter: Drafter) -> None:
-        """A prompt of `FED` tokens."""
+        """Let a drafter read a prompt of `FED` tokens."""
         row = self.rows[0]
         drafter.admit(row, [])
         drafter.observe([row], [[0] * FED], self._features(drafter, FED))
@@ -163,7 +165,7 @@ class Calibration:
         drafter.release(row)
 
     def _features(self, drafter: Drafter, count: int) -> Tensor | None:
-        """Hidden states of `count` tokens as a drafter observes them, all zero."""
+        """Hidden states of `count` tokens in the form that a drafter observes, all zero."""
         width = len(drafter.taps) * self.runner.decoder.config.hidden_size
         zeros = torch.zeros(count, width, dtype=self.runner.decoder.dtype, device=self.runner.device)
         return zeros if drafter.taps else None

@@ -1,6 +1,6 @@
 """Decoding one step ahead of the host: step i + 1 runs while the host reads the tokens of step i.
 
-The host learns one step late that a request has ended, and discards what was computed for it since. Every change of the
+The host sees one step late that a request has ended, and discards the later tokens of that request. Every change of the
 batch ends the session of its graph slots. The next step begins another session, or the engine's own step does the work.
 """
 
@@ -34,12 +34,12 @@ LEAST_KEYS = 512  # key lengths are bounded by powers of two from here on, one g
 
 @dataclass(slots=True)
 class _Session:
-    """A batch that stays the same, and what its steps work on.
+    """An unchanging batch with the tensors and pages of its steps.
 
     Attributes:
         requests: in the order of their graph slots.
         slots: cache slots that each row may have filled after the step that was planned last.
-        flying: what is under way, oldest first; as many results are in `readback`.
+        flying: launched steps, oldest first; `readback` holds as many results.
     """
 
     requests: tuple[Request, ...]
@@ -54,13 +54,13 @@ class _Session:
 
 
 class CapturedSteps:
-    """Plans and runs steps while every running row only decodes and nobody waits for a row.
+    """Plan and run steps while every running row only decodes and no request waits for a row.
 
     Args:
-        runner: the target over its cache, who runs the other steps.
+        runner: the target over its cache; runs the steps that are not captured.
         proposers: methods that can guess on the device, by name.
         max_num_tokens: most nodes of a step.
-        may_draft: whether so many rows may be drafted as far as a proposer goes; None is always.
+        may_draft: true if that many rows may be drafted to the proposer's full depth; None for always.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class CapturedSteps:
         self.runner, self.proposers, self.max_num_tokens = runner, dict(proposers), max_num_tokens
         self.graphs = Graphs(runner.device)
         self._session: _Session | None = None
-        # Graphs know addresses: equal kinds of batch are given the same tensors again.
+        # Graphs hold addresses, so batches of an equal kind reuse the tensors of the earlier one.
         self._graph_slots: dict[tuple[str, int], tuple[GraphSlots, Readback]] = {}
         self._sampling: dict[tuple[object, ...], Sampling] = {}
 
     def plan(self, scheduler: Scheduler) -> Plan | None:
-        """The next captured step, one without entries while older ones have to be read; None where it is the host's."""
+        """Next captured step, without entries while older ones must be read first; None if the host must run it."""
         session = self._session
         if session is not None:
             plan = self._next(session, scheduler) if self._unchanged(session, scheduler) else None
@@ -93,7 +93,7 @@ class CapturedSteps:
         return plan
 
     def run(self, plan: Plan, proposal: Proposal) -> Done:
-        """Launches the plan's step, if it has any, and returns the oldest one's result that is not to be waited for."""
+        """Launch the plan's step, if it has entries, and return the result of the oldest step that is due."""
         session = self._session
         assert session is not None, "this plan was made by somebody else"
         # Streams and graphs are those of the current device.
@@ -117,7 +117,7 @@ class CapturedSteps:
         return same and not scheduler.may_admit
 
     def _enter(self, scheduler: Scheduler) -> _Session | None:
-        """The session of the rows that run now; None when one of them needs what only the host can do."""
+        """Start a session of the running rows; None if one of them needs work on the host."""
         requests = tuple(scheduler.running)
         methods = {request.method for request in requests}
         if scheduler.may_admit or len(methods) != 1 or not all(_on_device(request) for request in requests):
@@ -154,7 +154,7 @@ class CapturedSteps:
         return self._graph_slots[method, batch]
 
     def _filled(self, fresh: Sampling) -> tuple[tuple[object, ...], Sampling]:
-        """What kind of sampling this is, and the tensors of that kind, filled."""
+        """Kind of sampling, and the kept tensors of that kind, filled from `fresh`."""
         tensors, kind = _leaves(fresh)
         kept = self._sampling.setdefault(kind, fresh)
         if kept is not fresh:
@@ -163,11 +163,11 @@ class CapturedSteps:
         return kind, kept
 
     def _next(self, session: _Session, scheduler: Scheduler) -> Plan | None:
-        """The session's next step; None when it would be for nothing, or when there are too few pages for it."""
+        """Next step of the session; None if no row needs one, or if there are too few pages."""
         flying, proposer = len(session.flying), session.proposer
         if all(request.room <= flying for request in session.requests):
             return None
-        # The steps under way may have emitted all they could.
+        # The launched steps may already emit the last tokens.
         limits = [len(request.tokens) + request.room for request in session.requests]
         known = [len(request.tokens) - 1 + flying * (proposer.depth + 1) for request in session.requests]
         useful = session.slots = [min(n, limit) + proposer.slots for n, limit in zip(known, limits, strict=True)]
@@ -183,13 +183,15 @@ class CapturedSteps:
         )
 
     def _decode(self, request: Request, session: _Session) -> Decode:
-        """A request's part of a step. What the steps under way emit is not known yet: `start` is where the host is."""
+        """Entry of a request in a step. `start` is the host's position: tokens of launched steps are not counted
+        yet.
+        """
         limit = min(request.draft_limit, session.proposer.depth)
         methods, reason = ((session.method,), "") if limit else ((), "end")
         return Decode(_row(request), limit, methods, reason, request.committed)
 
     def _launch(self, session: _Session) -> None:
-        """Starts the next step."""
+        """Launch the next step."""
         keys = max(LEAST_KEYS, 1 << (max(session.slots) - 1).bit_length())
         decoder = self.runner.decoder
         key = GraphKey(
@@ -201,7 +203,7 @@ class CapturedSteps:
         session.readback.push(session.graph_slots.emitted)
 
     def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
-        """What each request got; None for one that ended before, whose surplus is thrown away."""
+        """Result of each request; None for one that ended before, whose surplus tokens are discarded."""
         results: list[RowResult | None] = []
         for request, (count, *rest) in zip(session.requests, emitted, strict=False):
             if request.finish_reason is not None or request.row is None:
@@ -222,7 +224,7 @@ class CapturedSteps:
 
 
 def _leave(session: _Session) -> None:
-    """Hands the rows of requests that go on back to the host."""
+    """Return the rows of unfinished requests to the host."""
     for request, features in zip(session.requests, session.graph_slots.committed_features(), strict=False):
         if request.row is not None and request.finish_reason is None:
             session.proposer.leave(request.row, features)
@@ -234,14 +236,14 @@ def _row(request: Request) -> int:
 
 
 def _on_device(request: Request) -> bool:
-    """Whether nothing but emitting its tokens needs the host."""
+    """True if a request needs the host only to emit its tokens."""
     if request.reports_steps or request.params.logprobs is not None:
         return False
     return request.remaining == 1 and not request.sampling.on_host
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:
-    """The tensors of a batch's sampling, and everything else about it: which there are, their shapes, the rest."""
+    """Tensors of a batch's sampling, and its other facts: which tensors exist, their shapes, and all other values."""
     tensors: list[Tensor] = []
     kind: list[object] = []
     for name in Sampling.__slots__:

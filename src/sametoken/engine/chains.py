@@ -1,4 +1,4 @@
-"""What a drafter said of one row's chain of guesses, and what became of it. Legend: L places, K candidates of each."""
+"""Candidates of one row's chain of guesses, and their outcome. Legend: L places, K candidates of each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Said(NamedTuple):
     """The candidates of each place of a row's chain, best first; the first one is the guess of the chain.
 
     Attributes:
-        shares: [L][K] how clearly each of them won the drafter's draw.
-        tokens: [L][K] what they are; None where the guesses alone are known.
+        shares: [L][K] share of each candidate in the drafter's draw, in 0 .. 1; see `model.compiled_guesses.Guesses`.
+        tokens: [L][K] their token ids; None if only the guesses themselves are available.
         kept: [L] how many of them joined the draft.
     """
 
@@ -23,7 +23,7 @@ class Said(NamedTuple):
 
 
 def said_by(drafter: Drafter) -> Iterator[Said]:
-    """Of each row of a drafter's last proposal, none where it does not say."""
+    """Candidates of each row of a drafter's last proposal; empty for a drafter that reports none."""
     shares, ended = drafter.shares, drafter.ended
     if shares is None:
         return iter(())
@@ -33,13 +33,13 @@ def said_by(drafter: Drafter) -> Iterator[Said]:
 
 
 class ChainOutcome(NamedTuple):
-    """What became of a row's chain of guesses.
+    """Outcome of a row's chain of guesses.
 
     Attributes:
-        accepted: its guesses that came true, siblings aside.
-        drawn: of each place that was reached, the rank of the candidate that came true; K where none did.
+        accepted: number of its guesses that were accepted, siblings aside.
+        drawn: rank of the accepted candidate at each place that was reached; K where none was accepted.
         kept: [L] how many candidates of each place were verified.
-        siblings: how many of these were not the chain's; `saved`: whether one of them came true.
+        siblings: number of these outside the chain; `saved`: true if one of them was accepted.
     """
 
     accepted: int
@@ -50,7 +50,9 @@ class ChainOutcome(NamedTuple):
 
     @classmethod
     def of(cls, said: Said, longest: int, accepted: int, emitted: Sequence[int]) -> ChainOutcome:
-        """Of a draft with a longest path of so many guesses, of which `accepted` are among the tokens `emitted`."""
+        """Outcome of a draft whose longest path had `longest` guesses, `accepted` of which are among the tokens
+        `emitted`.
+        """
         if said.tokens is None:
             return cls(accepted, [*[0] * accepted, 1][:longest], [1] * longest)
         places, drawn = sum(count > 0 for count in said.kept), list[int]()

@@ -1,4 +1,4 @@
-"""What a user gets back: completions, and chunks of them while they stream."""
+"""Results for users: completions, and their chunks while they stream."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Completion:
     """One finished completion.
 
     Attributes:
-        index: which prompt of the call. `choice`: which of its n completions.
+        index: number of the prompt in the call. `choice`: number of the completion among its n.
         token_ids: generated tokens, the one that ended the request included.
         finish_reason: "stop", "length", "abort" (cancelled) or "error".
         stop_reason: the stop string or stop id that ended it, the message of `error`, None for the model's own end.
-        error: what the engine ended this completion with, while others went on; None for none.
-        origins: for every token, whether it was drafted (True) or the target's own draw.
-        rejected: for every token, guesses for its place that the target did not draw there.
-        logprobs, prompt_logprobs: if asked for; the first prompt token has none.
-        cached_tokens: prompt tokens whose keys and values were reused. `kept_tokens`: others whose are kept for reuse.
+        error: the error that ended this completion alone; None without one.
+        origins: for every token, True if it was drafted, False if it is the target's own draw.
+        rejected: for every token, the guesses at its position that the target did not draw.
+        logprobs, prompt_logprobs: if requested; the first prompt token has none.
+        cached_tokens: prompt tokens whose keys and values were reused. `kept_tokens`: others, now kept for reuse.
         seconds: from arrival to the last token; `ttft`: to the first.
-        steps: the tree of guesses of every forward, None unless `RequestSpeculation.steps` asked for them.
+        steps: the tree of guesses of every forward, None unless `RequestSpeculation.steps` is set.
     """
 
     index: int
@@ -124,11 +124,11 @@ def _logprob(item: TokenLogprob) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What one step added to a streamed completion; the last chunk carries the whole `completion`.
+    """Tokens and text that one step added to a streamed completion; the last chunk carries the whole `completion`.
 
     Attributes:
         text: characters that cannot change any more; may lag behind `token_ids`.
-        origins, rejected, steps: as a completion has them.
+        origins, rejected, steps: as in `Completion`.
     """
 
     index: int
@@ -143,7 +143,7 @@ class Chunk:
 
     @classmethod
     def of(cls, emission: Emission) -> Chunk:
-        """What a stream is given for an emission; the text that is complete by now goes with it."""
+        """Chunk for an emission, with the text that is complete by now."""
         request = emission.request
         return cls(
             index=request.index,

@@ -1,5 +1,6 @@
-"""Grammars built on other grammars: one that begins after a mark in the output, one that allows given tokens only, one
-that ends a model's thinking after some tokens."""
+"""Grammars built on other grammars: one that begins after a mark in the output, one limited to given tokens, and one
+that ends a model's thinking after a number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +22,18 @@ GOES_ON = re.compile(rb">.*\S", re.DOTALL)  # marks end with this sign
 
 
 class InitialGrammar(Grammar, Protocol):
-    """A grammar that sequences start from."""
+    """A grammar from which sequences start."""
 
     def copy(self) -> Self:
-        """Another sequence in the same state."""
+        """Return a copy for another sequence in an equal state."""
         ...
 
 
 class _PathState(NamedTuple):
-    """Where a path of tokens is.
+    """State of a grammar after a path of tokens.
 
     Attributes:
-        waits: whether the grammar is still to begin. `said`: the last bytes of the output until then.
+        waits: true until the grammar begins. `said`: the last bytes of the output until then.
         path: tokens since the grammar's state; None if the path left the grammar.
     """
 
@@ -42,14 +43,14 @@ class _PathState(NamedTuple):
 
 
 class AfterMark:
-    """A grammar that begins after a mark in the output, as after a model's thinking; before it everything may be said.
+    """A grammar that begins after a mark in the output, as after a model's thinking; any text is allowed before it.
 
-    The output cannot end before the mark, and no token reaches from the mark into the grammar but for space.
+    The output cannot end before the mark, and no token spans the end of the mark except with white space.
 
     Args:
         grammar: of what follows the mark.
         after: regular expression of the mark.
-        opens: text that the output may begin with; only then is the mark waited for. Empty: it always is.
+        opens: text that the output may begin with; the mark is expected only then. Empty: the mark is always expected.
         spelled: the bytes of every token of the vocabulary. `end_ids`: tokens that end the output.
     """
 
@@ -120,22 +121,22 @@ class AfterMark:
         return mask
 
     def _inside(self, path: Sequence[int]) -> Tensor:
-        """What the grammar allows after a path."""
+        """Tokens that the grammar allows after a path."""
         nodes = [PADDING, *path]
         return self._grammar.allowed(nodes, list(range(-1, len(path))))[-1]
 
     def _find_openers(self, begun: bytes) -> Tensor:
-        """Tokens that go on with the opening text."""
+        """Tokens that continue the opening text."""
         rest = self._opens[len(begun) :]
         found = [bool(piece) and (rest.startswith(piece) or piece.startswith(rest)) for piece in self._spelled]
         return torch.tensor(found)
 
 
 class AllowedTokens:
-    """A grammar that allows given tokens only, within another grammar where there is one.
+    """A grammar that allows only given tokens, within another grammar if there is one.
 
     Args:
-        mask: [V] bool, the allowed tokens. `grammar`: the other one.
+        mask: [V] bool, the allowed tokens. `grammar`: the other grammar.
     """
 
     def __init__(self, mask: Tensor, grammar: InitialGrammar | None) -> None:
@@ -161,10 +162,10 @@ class AllowedTokens:
 
 
 class _Thought(NamedTuple):
-    """How far a path of tokens has thought.
+    """State of a model's thinking after a path of tokens.
 
     Attributes:
-        phase: one of the four below. `left`: tokens that it may still think, or that the mark at its end still has.
+        phase: one of the four below. `left`: tokens of thinking still allowed, or tokens of the end mark still missing.
         said: the end of its text, in which marks are looked for.
     """
 
@@ -178,10 +179,10 @@ AFTER_THOUGHT = _Thought(BEYOND)
 
 
 class BoundedThought:
-    """A grammar that ends a model's thinking after a number of tokens: then its mark must follow, token by token.
+    """A grammar that ends a model's thinking after a number of tokens: then the end mark must follow, token by token.
 
     Args:
-        grammar: the one of the whole output, None where it may say everything.
+        grammar: grammar of the whole output, None if any text is allowed.
         bound: the number, and the marks.
         spelled: the bytes of every token of the vocabulary. `mark`: the tokens of the mark at the end.
     """

@@ -17,7 +17,7 @@ CONTEXT = (6, 12, 24, 48)  # prompt tokens decoded before the output: more only 
 
 
 class Decodes(Protocol):
-    """What the detokenizer needs of a tokenizer."""
+    """Methods of a tokenizer that the detokenizer uses."""
 
     special_ids: frozenset[int]
 
@@ -25,7 +25,7 @@ class Decodes(Protocol):
 
 
 def _context(prompt_ids: Sequence[int], special_ids: frozenset[int], longest: int) -> list[int]:
-    """The end of the prompt, from its last special token on: text begins anew there, without a space before it."""
+    """End of the prompt from its last special token on: text starts afresh there, without a leading space."""
     context: list[int] = []
     for token in reversed(prompt_ids[-longest:]):
         if token in special_ids:
@@ -49,9 +49,9 @@ class Detokenizer:
             self._ids = _context(prompt_ids, tokenizer.special_ids, longest)
             if not self._decode(self._ids).startswith(INCOMPLETE):
                 break
-        self._within = self._decode(self._ids).endswith(INCOMPLETE)  # whether the output may begin within a character
+        self._within = self._decode(self._ids).endswith(INCOMPLETE)  # true if the output may begin within a character
         self._start = 0  # the window's first token
-        self._read = len(self._ids)  # tokens whose text is out
+        self._read = len(self._ids)  # tokens whose text is taken
         self._tried = self._read  # tokens that were tried one by one and end within a character
         self._stop, self._include_stop = tuple(params.stop or ()), params.include_stop_str_in_output
         self._searched = 0
@@ -63,16 +63,16 @@ class Detokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=self._skip_special)
 
     def push(self, token: int) -> None:
-        """Adds a token; without stop strings the text is decoded later, when it is asked for."""
+        """Add a token; without stop strings the text is decoded later, in `delta`."""
         self._ids.append(token)
         if self._stop:
             self._decode_new()
 
     def _decode_new(self) -> None:
-        """Takes the text of new tokens up to the last complete character.
+        """Take the text of new tokens up to the last complete character.
 
-        The text is a function of the ids, however many arrive at once: with an invalid byte among them, what is
-        shown depends on where the text is cut, so then they are taken one by one.
+        The text depends on the ids alone, not on how many arrive at once. Around an invalid byte the text depends on
+        where it is cut, so these tokens are taken one by one.
         """
         end = len(self._ids)
         if self._read == end:
@@ -88,7 +88,7 @@ class Detokenizer:
         self._tried = end
 
     def _new_text(self, end: int) -> str:
-        """What the tokens before `end` add to the text that is out."""
+        """Text that the tokens before `end` add to the text taken so far."""
         before = self._decode(self._ids[self._start : self._read])
         after = self._decode(self._ids[self._start : end])
         if after.startswith(before):
@@ -106,7 +106,7 @@ class Detokenizer:
             self._read, self._within = end, False
 
     def find_stop(self) -> str | None:
-        """The stop string that the text now contains, the earliest one, or None; cuts the text there."""
+        """Earliest stop string in the text, or None; cuts the text before it."""
         if not self._stop:
             return None
         begins = [(stop, max(0, self._searched - len(stop) + 1)) for stop in self._stop]
@@ -120,18 +120,18 @@ class Detokenizer:
         return stop
 
     def pass_stop(self) -> None:
-        """Stop strings that the text contains so far do not count."""
+        """Ignore the stop strings in the text so far."""
         self._searched = len(self.text)
 
     def finish(self) -> None:
-        """No more tokens: what is incomplete stays as replacement characters."""
+        """End the text; an incomplete character stays as a replacement character."""
         if not self._done:
             self._decode_new()
             self._take(self._new_text(len(self._ids)), len(self._ids))
         self._done = True
 
     def delta(self) -> str:
-        """Text not handed out before that cannot change any more."""
+        """Final text that has not been returned yet."""
         if not self._done:
             self._decode_new()
         end = len(self.text) if self._done else len(self.text) - self._undecided()
@@ -139,7 +139,7 @@ class Detokenizer:
         return text
 
     def _undecided(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Length of the longest end of the text that is the beginning of a stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(self.text)), longest, -1):

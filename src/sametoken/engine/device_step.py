@@ -19,11 +19,11 @@ from sametoken.speculation.verify import verify
 
 
 def decode_step(runner: Runner, proposer: Proposer, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> None:
-    """Advances every active graph slot by the tokens that one forward of the target grants it.
+    """Advance every active graph slot by the tokens accepted or drawn in one forward of the target.
 
     Args:
-        sampling: of the graph slots, without grammars; its history is brought up to date.
-        keys: bound of what lies in any row, this step's slots included.
+        sampling: of the graph slots, without grammars; its history is updated.
+        keys: upper bound of the keys of any row, this step's slots included.
     """
     draft = proposer.guess(graph_slots, sampling, keys)
     batch, nodes = draft.tokens.shape
@@ -46,7 +46,7 @@ def decode_step(runner: Runner, proposer: Proposer, graph_slots: GraphSlots, sam
 
 
 def _advance(graph_slots: GraphSlots, tokens: Tensor, counts: Tensor, depths: Tensor) -> None:
-    """Hands every active graph slot the first `counts` of its tokens [B, K + 1]."""
+    """Give every active graph slot the first `counts` of its tokens [B, K + 1]."""
     granted, active = counts * graph_slots.active, graph_slots.active > 0
     graph_slots.emitted.copy_(torch.cat([granted.unsqueeze(1), tokens, depths], dim=1))
     graph_slots.tokens.copy_(torch.where(active.unsqueeze(1), tokens, graph_slots.tokens))

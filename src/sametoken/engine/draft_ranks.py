@@ -1,4 +1,4 @@
-"""Which drafts several processes can compute together, and by how many: refused before any of them is started."""
+"""Limits on the number of processes that compute a draft, checked before any of them starts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPTION = "draft_tensor_parallel_size"
 
 
 def check_draft_ranks(draft: object, target_ranks: int, draft_ranks: int) -> None:
-    """Raises ConfigError where no draft, whatever it is, can be computed by so many processes.
+    """Raise ConfigError if no draft of any kind can be computed by so many processes.
 
     Args:
-        draft: None where there is none.
+        draft: None for no draft.
     """
     if draft_ranks not in (1, target_ranks):
         raise ConfigError(f"{OPTION} {draft_ranks}: expected 1, or tensor_parallel_size, which is {target_ranks}")
@@ -27,10 +27,10 @@ def check_draft_ranks(draft: object, target_ranks: int, draft_ranks: int) -> Non
 
 
 def check_cut_draft(place: Path, count: int) -> None:
-    """Refuses a draft that cannot be divided into so many parts.
+    """Raise if a draft cannot be divided into `count` parts.
 
     Raises:
-        ConfigError: it is a head, or `count` does not divide its heads; says which numbers do.
+        ConfigError: it is a head, or `count` does not divide its attention heads; the message lists valid numbers.
         UnsupportedModelError: its architecture cannot be divided.
     """
     if is_head(place):

@@ -1,7 +1,7 @@
 """The drafters of an engine, and the policy that chooses among them for every step.
 
-The scheduler asks it for drafts, and it observes every step. It knows requests and rows, not how a draft is made or
-verified.
+Returns drafts to the scheduler and observes every step. Handles requests and rows, not the making or verifying of
+drafts.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
-READ = 64  # tokens that a drafter reads in one step, from which their time tells what reading costs
+READ = 64  # tokens read by a drafter in one step, from which on their time measures the cost of reading
 
 
 class Drafting:
-    """Everything about drafts that the engine's step needs.
+    """The part of the engine's step that deals with drafts.
 
     Args:
         drafters: by method.
         policy: chooses lengths and methods.
         rows: the requests by row.
-        meter: whose clock of drafts runs while drafters work.
+        meter: its clock of drafts runs while drafters work.
 
     Attributes:
         taps: the target layers that any of the drafters reads, in order of layer.
-        pauses: whether drafts are made.
+        pauses: detects that drafting stops or resumes.
     """
 
     def __init__(self, drafters: dict[str, Drafter], policy: Policy, rows: Rows, meter: Meter) -> None:
@@ -53,17 +53,17 @@ class Drafting:
         self._said: dict[int, Said] = {}  # of this step's chains, by the place of a decoding row
 
     def runs_model(self, method: str) -> bool:
-        """Whether guessing takes forwards of a model; the others guess on the host for next to nothing."""
+        """True if the method runs forwards of a model; the others look tokens up on the host at almost no cost."""
         return self.drafters[method].runs_model
 
     def unbounded(self, rows: int) -> bool:
-        """Whether so many rows may draft as much as there is; a captured step knows one length only."""
+        """True if `rows` rows may draft at full length, the only length of a captured step."""
         return not self.policy.gate.closed and self.policy.bound(rows) == self.policy.longest
 
-    # What the scheduler asks.
+    # Called by the scheduler.
 
     def choose(self, pending: Sequence[Request], beside: int) -> list[RequestedDraft]:
-        """How the decoding requests of the next step want to be drafted; it also reads `beside` prompt tokens."""
+        """Requested draft of each decoding request of the next step, which also reads `beside` prompt tokens."""
         if not pending:
             return []
         ids, limits = [request.id for request in pending], [request.draft_limit for request in pending]
@@ -87,13 +87,14 @@ class Drafting:
     def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
         """Cache slots past the pending token for a draft by these methods.
 
-        Never more than rows have at the end of their context, where paths have fewer tokens than may still be emitted.
+        At most the slots that rows have past the end of their context, where paths are shorter than the tokens left to
+        emit.
         """
         wanted = self.policy.nodes(methods, limit, joined)
         return wanted if len(methods) < 2 else min(wanted, limit + max(each.nodes for each in self.drafters.values()))
 
     def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
-        """See `scheduler.Drafts`."""
+        """Leading tokens of a request with the drafter's keys and values; see `scheduler.Drafts`."""
         row = _row(request)
         for drafter in self._of(request) if catch_up else ():
             drafter.catch_up([row])
@@ -102,7 +103,7 @@ class Drafting:
     def _draft_cached(self, row: int, request: Request) -> int:
         return next((self.drafters[m].cached_tokens(row) for m in request.methods if self.drafters[m].namespace), 0)
 
-    # What the step does.
+    # Called by the step.
 
     def _of(self, request: Request) -> list[Drafter]:
         return [self.drafters[method] for method in request.methods]
@@ -117,7 +118,7 @@ class Drafting:
             drafter.release(row)
 
     def end(self, request: Request) -> None:
-        """The request will not come back."""
+        """Update the policy with a request that has ended."""
         self.policy.forget(request.id, request.methods)
         self.policy.saw_answer(len(request.output_ids))
         forwards = sum(request.stats.drafted_lengths[1:])
@@ -130,9 +131,9 @@ class Drafting:
         self._say(*self._advice.saw_end(request.methods, [m for m in self.drafters if self.runs_model(m)]))
 
     def propose(self, plan: Plan) -> Proposal:
-        """Asks each row's drafters and unites their guesses; a captured step makes its own.
+        """Draft for each row with its drafters and unite their guesses; a captured step drafts on the device.
 
-        Those on the host are asked first, all of them; a model is asked if they have no guess, or if it is to join.
+        All drafters on the host run first; a model drafts if they have no guess, or if it is to join.
         """
         self._said.clear()
         if plan.captured:
@@ -163,7 +164,7 @@ class Drafting:
     def _united(
         self, decode: Sequence[Decode], found: list[tuple[list[int], Draft]], makers: Sequence[Makers]
     ) -> tuple[list[tuple[list[int], Draft]], dict[int, Union]]:
-        """Drafts that share no row, from those of several drafters, and the unions of rows that had several."""
+        """Drafts of disjoint rows made from those of several drafters, and the unions of rows that had several."""
         trees: dict[int, list[tuple[list[int], list[int]]]] = {i: [] for i, made in enumerate(makers) if len(made) > 1}
         if not trees:
             return found, {}
@@ -185,7 +186,7 @@ class Drafting:
         return apart, unions
 
     def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
-        """One drafter's draft for some rows, timed."""
+        """Draft of one drafter for some rows; its time goes to the policy."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
         unread = sum(
@@ -211,28 +212,28 @@ class Drafting:
         return draft
 
     def observe(self, done: Done) -> None:
-        """Tells the policy which guesses came true, and the drafters which tokens were committed."""
+        """Pass accepted and rejected guesses to the policy, and committed tokens to the drafters."""
         count = len(done.plan.decode)
         decoded, read = done.rows[:count], done.rows[count:]
         self._learn(done.plan.decode, decoded, done.proposal)
-        if done.plan.captured:  # whoever runs it has informed its drafters
+        if done.plan.captured:  # its runner has updated the drafters
             return
         with self._clock:
             for method, drafter in self.drafters.items():
-                # Finished requests too: what their pages offer to others may be there in the draft's KV as well.
+                # Finished requests too: the pages they offer to others may hold the draft's KV as well.
                 rows = [row for row in decoded if method in row.request.methods]
                 if rows:
                     self._tell(drafter, rows)
             for row in read:
                 for method in row.request.methods:
                     self._tell(self.drafters[method], [row])
-                    # A head reads along, since states that it has yet to read take memory. A draft model reads when it
-                    # drafts first: then the first token does not wait, and the policy has asked whether it pays.
+                    # A head reads in every step, since unread hidden states take memory. A draft model reads when it
+                    # drafts first: then the first token does not wait, and the policy has found that it pays.
                     if self.drafters[method].taps and self.policy.expects(method):
                         self.drafters[method].catch_up([_row(row.request)])
 
     def _tell(self, drafter: Drafter, rows: Sequence[RowResult]) -> None:
-        """Tells a drafter the committed tokens of some rows, with the features that it reads."""
+        """Pass the committed tokens of some rows to a drafter, with the features that it reads."""
         features = None
         if drafter.taps:
             found = [row.features for row in rows if row.features is not None]
@@ -240,7 +241,7 @@ class Drafting:
         drafter.observe([_row(row.request) for row in rows], [row.committed for row in rows], features)
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
-        """Tells the policy the longest path and the accepted tokens of every drafter of every decoding row."""
+        """Pass the longest path and the accepted tokens of every drafter of every decoding row to the policy."""
         seen: dict[str, list[tuple[int, ...]]] = {}
         for place, (item, row) in enumerate(zip(decode, rows, strict=True)):
             request, makers = row.request, proposal.makers[place]
@@ -250,7 +251,7 @@ class Drafting:
             best = max(makers, key=lambda maker: found[maker][1], default=None)
             asked = [m for m in item.methods if item.joined or not makers or m in makers or not self.runs_model(m)]
             for method in asked:
-                # What is not worth a try did not come true.
+                # A guess that was left out counts as not accepted.
                 left_out = place in self._said and self.runs_model(method)
                 longest, accepted = found.setdefault(method, (1, 0) if left_out else (0, 0))
                 outcome = ChainOutcome(accepted)
@@ -271,7 +272,7 @@ class Drafting:
             self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
     def _learn_model(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
-        """A model's guesses for a row were verified: what operators should hear, and what its shares told."""
+        """Count a verified draft of a model for warnings and for the policy; return the outcome of its chain."""
         self._say(*self._advice.saw_draft(method, accepted > 0))
         if place not in self._said:
             return ChainOutcome(accepted)
@@ -282,7 +283,7 @@ class Drafting:
         return outcome
 
     def _tell_pauses(self, left_out: bool, method: str, rows: int) -> None:
-        """Logs that drafting stops or resumes, after a forward that might have drafted."""
+        """Log that drafting stops or resumes, after a forward that could have drafted."""
         if not self.pauses.saw_forward(left_out):
             return
         if not self.pauses.paused:
@@ -297,7 +298,7 @@ class Drafting:
         )
 
     def _own(self, drafter: Drafter, features: Tensor) -> Tensor:
-        """The columns that a drafter reads of the features of all, in its order."""
+        """Columns of the features that a drafter reads, in its order."""
         if drafter.taps == self.taps:
             return features
         parts = features.chunk(len(self.taps), dim=1)

@@ -36,7 +36,7 @@ class Engine:
         runner: the target over its cache, with the requests by row and the clocks of this engine.
         table: the page table that every cache of this engine shares.
         blocks: the pages of that table.
-        drafting: the drafters by method name, and who uses them when.
+        drafting: the drafters by method name, and the policy that chooses among them.
         max_batch_size, max_num_tokens, pace: see `Scheduler`.
         captured: plans and runs steps that only decode, None for none.
         caches: the target's and the drafters', whose memory `give_back` returns.
@@ -60,7 +60,7 @@ class Engine:
         caches: Sequence[KVCache] = (),
     ) -> None:
         self.captured, self.max_batch_size, self.caches = captured, max_batch_size, caches
-        # Small tensors between calls of the compiled kernels are faster on one thread than beside the kernels' own.
+        # Small tensors between calls of the compiled kernels are faster on one thread than beside theirs.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting
         self.rows, self.meter = runner.rows, runner.meter
@@ -77,7 +77,7 @@ class Engine:
 
     @property
     def drafters(self) -> dict[str, Drafter]:
-        """By method name."""
+        """Drafters by method name."""
         return self.drafting.drafters
 
     @property
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def load(self) -> EngineLoad:
-        """May be asked by another thread than the one that steps."""
+        """Current load; may be read from a thread that does not step the engine."""
         scheduler, meter = self.scheduler, self.meter
         pages = scheduler.blocks.pages - 1  # without the sink
         used = pages - scheduler.blocks.available
@@ -96,12 +96,12 @@ class Engine:
         return EngineLoad(*counts, meter.draft_len, paused, *meter.totals, remembered)
 
     def add(self, request: Request) -> None:
-        """Takes a request; it runs when there is room."""
+        """Queue a request; it starts as soon as there is room."""
         self._requests[request.id] = request
         self.scheduler.add(request)
 
     def abort(self, request_id: int) -> None:
-        """Ends a request now and frees its row and pages; an unknown or finished one is left alone."""
+        """End a request now and free its row and pages; does nothing for an unknown or finished request."""
         request = self._requests.get(request_id)
         if request is not None:
             request.stop("abort", None)
@@ -109,10 +109,10 @@ class Engine:
             self._aborted.append(Emission.end(request))
 
     def give_back(self, files: bool = False) -> None:
-        """Gives memory back to the system while there is no request; prefixes are computed again when they return.
+        """Free memory while there are no requests; cached prefixes must be computed again later.
 
         Args:
-            files: weights that lie in a mapped file too; the next step reads them again.
+            files: also drop weights in mapped files from memory; the next step reads them again.
         """
         if not self.busy:
             self.scheduler.blocks.forget()
@@ -123,12 +123,13 @@ class Engine:
                 give_back_files()
 
     def calibrate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Measures what drafts cost on this machine, in about 0.3 seconds, unless that is known or nothing drafts.
+        """Measure the cost of drafts on this machine, in about 0.3 seconds, unless it is measured or there are no
+        drafters.
 
-        The first request that leaves its draft's length to the engine waits for it otherwise.
+        Otherwise the first request with an adaptive draft length waits for it.
 
         Args:
-            stop: whether somebody waits: then only what is needed most is measured.
+            stop: true if a request waits: then only the most important measurements are made.
         """
         scheduler, policy = self.scheduler, self.drafting.policy
         if policy.costs is not None or not scheduler.free_rows or not self.drafters:
@@ -143,7 +144,7 @@ class Engine:
         policy.costs = Costs(measured, float if experts is None else experts.work)
 
     def step(self) -> StepReport:
-        """One step over the batch, and what it did."""
+        """Run one step over the batch and return its report."""
         with self._threads():
             plan = self._plan()
             proposal = self.drafting.propose(plan)
@@ -155,7 +156,7 @@ class Engine:
         return report
 
     def _plan(self) -> Plan:
-        """The next step, its rows seated."""
+        """Next step, with its rows assigned to requests."""
         plan = None if self.captured is None else self.captured.plan(self.scheduler)
         if plan is None and any(request.adaptive for request in self.scheduler.waiting):
             self.calibrate()
@@ -167,7 +168,7 @@ class Engine:
         for row, request_id, cached, draft_cached in plan.admitted:
             request = self.rows[row] = self._requests[request_id]
             request.last_row = row
-            if not request.started:  # a preempted one finds its own pages, which nobody saved it
+            if not request.started:  # a preempted request finds its own pages, which are no saving
                 request.cached_tokens, request.started, request.seated = cached, True, time.perf_counter()
             self.drafting.admit(row, request, cached, draft_cached)
         for row, pages in plan.pages:
@@ -175,11 +176,11 @@ class Engine:
         return plan
 
     def _runner(self, plan: Plan) -> StepRunner:
-        """Who computes the plan's step."""
+        """Runner of the plan's step: captured or host."""
         return self.captured if plan.captured and self.captured is not None else self.runner
 
     def _advance(self, done: Done) -> list[Emission]:
-        """Brings the scheduler up to date and lets go of the requests that ended."""
+        """Update the scheduler and release the requests that ended."""
         emissions, self._aborted = self._aborted, []
         for emission in self.scheduler.advance(done):
             emissions.append(emission)

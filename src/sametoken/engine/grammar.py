@@ -1,6 +1,6 @@
 """Grammars over the tokens of one model, by llguidance: compiled once per request, forked for every path of a tree.
 
-What a grammar may cost is bounded three times: by a trial in a process of its own, unless the grammar is small and
+The cost of a grammar is bounded three times: by a trial in a process of its own, unless the grammar is small and
 simple; by llguidance's own limits; and by a time for each mask, whose overrun ends the one request.
 """
 
@@ -29,7 +29,7 @@ from sametoken.speculation.draft import PADDING
 
 SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
 MOST_CHARACTERS = 2**17  # of a grammar, as JSON: the work of compiling some grows with the square
-MOST_FORCED = 2**14  # bytes that a grammar may leave no choice about: every mask goes through all that are left
+MOST_FORCED = 2**14  # most forced bytes in a row: every mask goes through all that remain
 MASK_SECONDS = 0.05  # of this thread's time for the mask of one token, which other streams wait for
 DRAFT_SECONDS = 0.01  # for the masks of a row's draft in one step; nodes beyond are left to the next step
 MOST_TRIED = 256  # outcomes of trials that are kept
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class _Words(NamedTuple):
-    """A vocabulary as llguidance asks for it."""
+    """A vocabulary in the interface that llguidance expects."""
 
     eos_token_id: int
     bos_token_id: int | None
@@ -50,7 +50,7 @@ class _Words(NamedTuple):
     tokenizer: Tokenizer
 
     def __call__(self, piece: bytes | str) -> list[int]:
-        """Token ids of a piece from within a text."""
+        """Token ids of a piece inside a text."""
         text = piece.decode() if isinstance(piece, bytes) else piece
         before = self.tokenizer.encode(SENTINEL, add_special_tokens=False)
         ids = self.tokenizer.encode(SENTINEL + text, add_special_tokens=False)
@@ -58,11 +58,11 @@ class _Words(NamedTuple):
 
 
 class Grammars:
-    """Compiles forms for one tokenizer.
+    """Compile the structured outputs of requests for one tokenizer.
 
     Args:
-        tokenizer: whose tokens are constrained.
-        vocab_size: V of the target's scores; ids beyond the tokenizer's are never allowed.
+        tokenizer: its tokens are constrained.
+        vocab_size: V of the target's logits; ids beyond the tokenizer's are never allowed.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -72,12 +72,13 @@ class Grammars:
         # Compiling takes at most half of the cores from the engine, however many grammars come at once.
         share = max(1, (os.cpu_count() or 1) // 2)
         self._compiling = threading.Semaphore(share)
-        # Trials have places of their own: nothing of known cost waits for one.
+        # Trials have a lock of their own: grammars of known cost do not wait for one.
         self._trying = threading.Semaphore(share)
-        self._tried: OrderedDict[bytes, str | None] = OrderedDict()  # what trials found, by the grammar's digest
+        self._tried: OrderedDict[bytes, str | None] = OrderedDict()  # results of trials, by the grammar's digest
 
     def compile(self, asked: StructuredOutputs) -> TokenGrammar:
-        """The grammar at its beginning, with its first mask; not for the thread that steps the engine.
+        """Compile a grammar; return its initial state with the first mask. Do not call on the thread that steps the
+        engine.
 
         Raises:
             RequestError: the grammar is not valid, or too complex.
@@ -105,7 +106,7 @@ class Grammars:
             raise _refusal(str(error)) from error
 
     def _try(self, spelled: str) -> None:
-        """Refuses a grammar whose compilation fails or takes too much; what a trial found is kept."""
+        """Raise RequestError if compiling a grammar fails or costs too much; the result of the trial is cached."""
         key = hashlib.sha256(spelled.encode()).digest()
         with self._trying:
             with self._lock:
@@ -135,7 +136,7 @@ class Grammars:
         return grammar
 
     def _read(self, library: Any) -> Any:
-        """The vocabulary; behind it stands an end token for models that have none."""
+        """Vocabulary for llguidance; an end token is appended for models that have none."""
         tokenizer, size = self._tokenizer, self._vocab_size
         end_ids = [token for token in tokenizer.eos_ids if token < size] or [size]
         tokens = [tokenizer.token_bytes(token) for token in range(size)] + [b"<end>"]
@@ -145,16 +146,16 @@ class Grammars:
 
 
 class TokenGrammar:
-    """The state of one sequence; see `speculation.structure.Grammar`."""
+    """State of the grammar for one sequence; see `speculation.structure.Grammar`."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size, self._size = matcher, vocab_size, -(-(vocab_size + 1) // 8)
         self.failure: RequestError | None = None
-        self._here: bytes | None = None  # the mask of the state, where it is known
-        self._forced: deque[int] | None = None  # what must follow the state, where it is known
+        self._here: bytes | None = None  # the mask of the state, None if not computed
+        self._forced: deque[int] | None = None  # forced tokens after the state, None if not computed
 
     def prepare(self) -> None:
-        """Computes the first mask and what is forced, and tries a token.
+        """Compute the first mask and the forced tokens, and try a token.
 
         Raises:
             RequestError: a step of this grammar takes too much work.
@@ -166,13 +167,13 @@ class TokenGrammar:
             raise _refusal(f"{count} bytes follow each other without a choice, expected at most {MOST_FORCED}")
         tried = self.copy()
         if not tried.accept(next(iter(self.forced(1)), _first_token(first))):
-            tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs what others will
+            tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs as much as later ones
         if tried.failure is not None:
             raise tried.failure
         self._here = first
 
     def copy(self) -> TokenGrammar:
-        """Another sequence in the same state."""
+        """Return a copy for another sequence in an equal state."""
         made = TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
         made.failure, made._here = self.failure, self._here
         made._forced = None if self._forced is None else self._forced.copy()
@@ -215,7 +216,7 @@ class TokenGrammar:
             self.failure = RequestError(f"the grammar could not be enforced: {words}", field="structured_outputs")
 
     def _mask(self, path: list[int]) -> bytes:
-        """One bit per token; all are set where the path itself is not allowed."""
+        """Mask after a path, one bit per token; all bits are set if the path itself is not allowed."""
         if path and (min(path) < 0 or self._matcher.validate_tokens(path) < len(path)):
             return b"\xff" * self._size
         self._matcher.consume_tokens(path)
@@ -230,7 +231,7 @@ class TokenGrammar:
 
 
 def _first_token(mask: bytes) -> int:
-    """The first token that a mask allows."""
+    """First token that a mask allows."""
     byte = next(place for place, bits in enumerate(mask) if bits)
     return 8 * byte + (mask[byte] & -mask[byte]).bit_length() - 1
 
@@ -246,7 +247,7 @@ def _library() -> Any:
 
 
 def _with_stack(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, on a thread with a large stack."""
+    """Run `work` on a thread with a large stack; return its result or raise its error."""
     done: Future[T] = Future()
 
     def run() -> None:

@@ -1,10 +1,10 @@
 """A trial compilation of a grammar in a process of its own, whose processor time and memory the kernel limits.
 
-llguidance has limits for its lexer and its parser, but none for what comes before them: a conjunction of patterns,
-which a JSON schema states by `allOf`, `$ref` beside other keys or `patternProperties`, is first searched for a text
-that it allows. That takes time and memory that grow exponentially with the number of patterns (20 of them: 1.7 s and
-230 MB), in one call that no thread can end. A process can be ended. What passes the trial is compiled again where it is
-used.
+llguidance has limits for its lexer and its parser, but none for the work before them: a conjunction of patterns, which
+a JSON schema states by `allOf`, `$ref` beside other keys or `patternProperties`, is first searched for a text that it
+allows. That takes time and memory that grow exponentially with the number of patterns (20 of them: 1.7 s and 230 MB),
+in one call that no thread can end. A process can be ended. A grammar that passes the trial is compiled again where it
+is used.
 
 This module imports neither torch nor pydantic, so that the process begins within 0.1 s.
 """
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# JSON is written as Python's json.dumps writes it: without free white space more tokens have no choice.
+# JSON in the format of Python's json.dumps: without free white space more tokens are forced.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
 # first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
@@ -28,10 +28,10 @@ LIMITS = {
     "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
     "max_lexer_states": 50_000,
 }  # fmt: skip
-# Bytes, taken as far as they are used: llguidance follows rules by recursion, and without room it ends the process.
+# Bytes, taken as far as they are used: llguidance follows rules by recursion, and a full stack ends the process.
 STACK = 2**29
 MOST_SECONDS = 1.2  # of processor time for a trial
-MOST_MEMORY = 2**28  # bytes of a trial, besides the stack and what the interpreter has
+MOST_MEMORY = 2**28  # bytes of a trial, beyond the stack and the interpreter
 MOST_WAIT = 20.0  # seconds on the clock, for a machine that is busy
 SMALL = 2**10  # characters of a grammar, as JSON, that needs no trial unless it has one of `CONJUNCTIONS`
 CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "&", "~", "%")
@@ -40,12 +40,12 @@ TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOS
 
 
 def needs_trial(spelled: str) -> bool:
-    """Whether the cost of a grammar, given as JSON, is not known before it is compiled."""
+    """True if the cost of a grammar, given as JSON, cannot be bounded before it is compiled."""
     return len(spelled) > SMALL or any(sign in spelled for sign in CONJUNCTIONS)
 
 
 def source(matcher: Any, asked: Mapping[str, Any]) -> str:
-    """The grammar in llguidance's own notation.
+    """Grammar in llguidance's own notation.
 
     Args:
         matcher: llguidance's class.
@@ -65,7 +65,7 @@ def source(matcher: Any, asked: Mapping[str, Any]) -> str:
 
 
 def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
-    """Why a grammar cannot be compiled; None if it can.
+    """Reason why a grammar cannot be compiled; None if it can.
 
     Args:
         spelled: the fields of `StructuredOutputs`, as JSON.
@@ -89,9 +89,9 @@ def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
 
 
 def main() -> None:
-    """What the process does: it reads a grammar from standard input and prints what is wrong with it, as JSON."""
+    """Entry point of the process: read a grammar from standard input and print its error, or null, as JSON."""
     given = json.load(sys.stdin)
-    # Processor time, not the time on the clock: a busy machine refuses the same grammars as an idle one. The signal's
+    # Processor time, not the time on the clock: a busy machine and an idle one refuse equal grammars. The signal's
     # own effect is to end the process.
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     import llguidance
@@ -103,13 +103,13 @@ def main() -> None:
 
 
 def _size() -> int:
-    """Bytes of this process's address space."""
+    """Size of this process's address space in bytes."""
     with open("/proc/self/statm", encoding="ascii") as stated:
         return int(stated.read().split()[0]) * resource.getpagesize()
 
 
 def _with_stack(work: Callable[[], str | None]) -> str | None:
-    """What `work` returns, on a thread with a large stack."""
+    """Run `work` on a thread with a large stack and return its result."""
     done: list[str | None] = []
     threading.stack_size(STACK)
     thread = threading.Thread(target=lambda: done.append(work()))
@@ -133,13 +133,15 @@ def _tried(library: Any, given: Mapping[str, Any]) -> str | None:
 
 
 def _vocabulary(library: Any, special: Sequence[str], vocab_size: int) -> Any:
-    """Single bytes, with the special tokens and the ids that the grammar names: the cost does not lie in the rest."""
+    """A vocabulary of single bytes, the special tokens and the ids that the grammar names: other tokens hardly add
+    cost.
+    """
     words = _Bytes(special, vocab_size)
     return library.LLTokenizer(library.TokenizerWrapper(words), n_vocab=len(words.tokens))
 
 
 class _Bytes:
-    """A vocabulary as llguidance asks for it."""
+    """A vocabulary in the interface that llguidance expects."""
 
     bos_token_id = None
 

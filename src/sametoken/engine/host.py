@@ -1,4 +1,4 @@
-"""A step that the host waits for: runs the target and gives each row its tokens.
+"""A step that the host waits for: run the target and give each row its tokens.
 
 Requests take their tokens one by one, so a stop inside an accepted path cuts ids, text, log-probabilities and counters
 at the same token. `RowResult.committed` is cut there too.
@@ -27,10 +27,10 @@ from sametoken.speculation.sampling import token_logprobs
 
 
 class RowTree(NamedTuple):
-    """One row's tree, root and padding included; no tokens where the row is not decoding yet.
+    """One row's tree, root and padding included; no tokens if the row is not decoding yet.
 
     Attributes:
-        makers: who has a guess in it. `said`: [nodes] see `Union`; None where all is said by all makers.
+        makers: drafters with a guess in it. `said`: [nodes] see `Union`; None if every maker made every guess.
     """
 
     tokens: Sequence[int] = ()
@@ -40,20 +40,20 @@ class RowTree(NamedTuple):
 
 
 class StepRunner(Protocol):
-    """Whoever computes steps: the host's runner, or graphs that run ahead of the host."""
+    """Interface of runners of steps: the host's, or graphs that run ahead of the host."""
 
     def run(self, plan: Plan, proposal: Proposal) -> Done:
-        """Forward, verify, commit; the result is that of this step or, where steps are under way, of an older one."""
+        """Forward, verify and commit; the result is that of this step, or of an older one where steps run ahead."""
         ...
 
 
 class HostRunner(Runner):
-    """Runs a step and waits for it.
+    """Run a step and wait for it.
 
     Args:
         decoder, cache, taps: see `Runner`.
         rows: the requests by row.
-        meter: whose clock of the target runs meanwhile.
+        meter: its clock of the target runs meanwhile.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...], rows: Rows, meter: Meter) -> None:
@@ -61,7 +61,7 @@ class HostRunner(Runner):
         self.rows, self.meter = rows, meter
 
     def run(self, plan: Plan, proposal: Proposal) -> Done:
-        """See `StepRunner`."""
+        """Run a step; see `StepRunner`."""
         if not plan.decode and not plan.prefill:
             return Done(plan, proposal, [], [])
         decoding, reading = self.rows.of(plan.decode), self.rows.of(plan.prefill)
@@ -88,7 +88,7 @@ class HostRunner(Runner):
         return Done(plan, proposal, results, decoding + reading, found.tokens)
 
     def _decoded(self, request: Request, item: Decode, found: Verified, place: int, tree: RowTree) -> RowResult:
-        """What a decoding row got for its draft."""
+        """Result of a decoding row."""
         tokens, depths = tree.tokens, _depths(tree.tokens, tree.parents)
         emission = self._emit(request, found, place, tree, depths)
         # The root and the accepted nodes that the request took are in the cache now.
@@ -100,7 +100,7 @@ class HostRunner(Runner):
         return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False, path=path)
 
     def _emit(self, request: Request, found: Verified, place: int, tree: RowTree, depths: Sequence[int]) -> Emission:
-        """Gives a request its accepted tokens and the target's own draw, or the error that stands in their way."""
+        """Give a request its accepted tokens and the target's own draw, or fail it if the target can draw no token."""
         path, bonus = found.paths[place], found.bonuses[place]
         if bonus == PADDING and request.error is None:
             request.fail(_undrawn(request, found, place))
@@ -118,13 +118,13 @@ class HostRunner(Runner):
         return request.emit(emitted, len(path) - 1, depths, logprobs, rejected, step)
 
     def _score_prompts(self, pieces: Sequence[PromptPiece], reading: Sequence[Request], found: Verified) -> None:
-        """Log-probabilities of prompt tokens, for the requests that want them; the first token has none."""
+        """Compute log-probabilities of prompt tokens for the requests that want them; the first token has none."""
         for piece, request, hidden in zip(pieces, reading, found.prompt_hidden, strict=True):
             if request.params.prompt_logprobs is None:
                 continue
             if not request.prompt_logprobs:
                 request.prompt_logprobs.append(None)
-            # A preempted request recomputes what it has.
+            # A preempted request computes its tokens again.
             known = max(0, len(request.prompt_logprobs) - 1 - piece.start)
             end = piece.start + len(piece.tokens)
             follow = request.prompt_ids[piece.start + 1 + known : end + 1]
@@ -134,7 +134,7 @@ class HostRunner(Runner):
 
 
 def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
-    """Why the target can draw no token after a sampled row's root."""
+    """Error of a request after whose root the target can draw no token."""
     if found.logits is not None and not found.logits[found.first[place]].max().isfinite():
         return not_finite()
     return request.sampling.failure or RequestError(
@@ -143,7 +143,7 @@ def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
 
 
 def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Depth of every draft token of one row's tree, padding left out; none without a tree."""
+    """Depth of every draft token of one row's tree, without padding; empty without a tree."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
@@ -151,7 +151,7 @@ def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
 
 
 def _children(node: int, tree: RowTree) -> list[int]:
-    """Tokens of the guesses that follow a node of one row's tree."""
+    """Tokens of the guesses after a node of one row's tree."""
     guesses = zip(tree.parents[1:], tree.tokens[1:], strict=True)
     return [token for parent, token in guesses if parent == node and token != PADDING]
 
@@ -161,7 +161,7 @@ def _token_logprobs(
 ) -> list[TokenLogprob]:
     """One `TokenLogprob` per row of logits [R, V]; the arguments are those of `token_logprobs`.
 
-    Where tokens are listed, a row's own token stands before them unless it is one of them, as vLLM has it.
+    With `listed`, a row's own token stands before the listed ones unless it is one of them, as in vLLM.
     """
     own, others = (None if ids is None else torch.tensor(ids, device=logits.device) for ids in (tokens, listed))
     assert own is not None

@@ -1,4 +1,4 @@
-"""`LLM`: prompts in, completions out. Loads the models, and steps the engine for callers in any thread."""
+"""`LLM`: prompts in, completions out. Loads the models and steps the engine for callers in any thread."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ class LLM:
 
     Args:
         model: directory, Hub id, or "embedded" for the target that comes with the package.
-        draft: the same for a draft model, or for an EAGLE or Medusa head of the target, or the output directory of
-            the training run that made it; "embedded" is the embedded target's draft, "embedded-eagle3" its head.
+        draft: likewise a draft model, an EAGLE or Medusa head of the target, or the output directory of the training
+            run that made it; "embedded" is the embedded target's draft, "embedded-eagle3" its head.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision: branch, tag or commit of the model on the Hub.
-        draft_revision: the same for the draft.
-        threads: number of threads that compute in this process, all engines of it included; None leaves it as it is.
+        draft_revision: branch, tag or commit of the draft.
+        threads: number of threads that compute in this process, all engines of it included; None leaves it unchanged.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
-            `KVCacheConfig` as the command line writes them: kv_cache_dtype, ... vLLM's keywords (max_model_len,
-            max_num_seqs, gpu_memory_utilization, speculative_config, ...) are what they are to `sametoken vllm serve`.
+            `KVCacheConfig` as written on the command line: kv_cache_dtype, ... vLLM's keywords (max_model_len,
+            max_num_seqs, gpu_memory_utilization, speculative_config, ...) mean the same as for `sametoken vllm serve`.
 
-    As a context manager it is closed at the end, which gives its memory back.
+    As a context manager, it is closed at the end, which frees its memory.
 
     Attributes:
-        ranks: the other processes that compute the target, None for none. Where mpirun, torchrun or srun started this
-            one as another rank than 0, the constructor computes for rank 0 and does not return.
+        ranks: the other processes that compute the target, None for none. In a process that mpirun, torchrun or srun
+            started as another rank than 0, the constructor computes for rank 0 and does not return.
 
     Raises:
         SametokenError: the models cannot be loaded, do not fit each other or the memory.
@@ -133,7 +133,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Lets go of models and cache, and lets other ranks end; may be called twice. Nothing runs afterwards."""
+        """Free models and cache, and end the other ranks; may be called twice. The object cannot be used afterwards."""
         if hasattr(self, "engine"):
             del self.engine, self._maker
             gc.collect()  # the parts of an engine refer to each other
@@ -148,7 +148,7 @@ class LLM:
         progress: bool = False,
         use_tqdm: bool = False,
     ) -> list[Completion]:
-        """Completes prompts together; in order of the prompts, n completions each.
+        """Complete prompts together; return n completions for each, in order of the prompts.
 
         Args:
             prompts: text or token ids, one or several.
@@ -167,34 +167,36 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """The assistant's next turn of one conversation or several."""
+        """Generate the assistant's next turn of one conversation or several."""
         if not is_list(messages):
             raise RequestError(f"messages is {shown(messages)}, expected a list of messages with role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         return self.generate([self.render_chat(chat) for chat in conversations], params)  # type: ignore[arg-type]
 
     def render_chat(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt ids of a conversation, ready for the assistant's turn."""
+        """Prompt ids of a conversation, ready for the assistant's turn."""
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request has that states no parameters: the model's recommendation, then our defaults. vLLM's name."""
+        """Sampling parameters of a request that states none: the model's recommendation, then our defaults. vLLM's
+        name.
+        """
         return SamplingParams(**self.default_sampling)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """The same as `generate`, step by step; closing the iterator cancels what is not finished."""
+        """Complete prompts as `generate` does, step by step; closing the iterator cancels unfinished requests."""
         # Closed with this iterator, not when its frame is collected: Python 3.12.3 keeps the frame.
         with closing(self._run(self.requests(prompts, params))) as emissions:
             for emission in emissions:
                 yield Chunk.of(emission)
 
     def _run(self, requests: Sequence[Request]) -> Generator[Emission]:
-        """Steps the engine until these requests end; yields what each of them got, in their order."""
+        """Step the engine until these requests end; yield their emissions, in their order."""
         going = {request.id for request in requests}
         got: dict[int, Emission] = {}
 
         def hear(report: StepReport) -> None:
-            """Notes what these requests got: another iterator may step the engine too."""
+            """Collect the emissions of these requests: another iterator may step the engine too."""
             for emission in report.emissions:
                 if (number := emission.request.id) in going:
                     got[number] = got[number].then(emission) if number in got else emission
@@ -228,7 +230,7 @@ class LLM:
     def requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        """Checked requests in order of the prompts, n each; none is in the engine yet."""
+        """Checked requests in order of the prompts, n each; not yet in the engine."""
         self._opened_engine()
         prompts = several(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -247,11 +249,11 @@ class LLM:
         return self._maker.make(prompt, params, index)
 
     def check_length(self, text: str) -> None:
-        """Refuses a prompt that cannot fit, before it is tokenised; see `RequestMaker.check_length`."""
+        """Raise if a prompt is too long to fit, before it is tokenised; see `RequestMaker.check_length`."""
         self._maker.check_length(text)
 
     def fingerprint(self) -> str:
-        """A hash of what decides the bits of keys and values: models, number formats, kernels, pages."""
+        """Hash of all that decides the bits of keys and values: models, number formats, kernels, pages."""
         decoder, stretched = self.engine.runner.decoder, self.config.rope.kind == "longrope"
         facts = [*map(model_digest, self._places), self._formats, decoder.dtype, decoder.embed.device.type,
                  status().variant, self.max_seq_len if stretched else 0]  # fmt: skip
@@ -259,12 +261,12 @@ class LLM:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The drafters that any request may choose; not those that go with what a request brings."""
+        """Drafting methods that any request may choose, without those that depend on the request's content."""
         return self._maker.methods
 
 
 def _models(asked: Keywords, **stated: str | None) -> Iterator[str | None]:
-    """The draft and its version, which only one of two places may say."""
+    """Draft and its revision, each from the arguments or from `speculative_config`; raises if both name one."""
     for name, value in stated.items():
         if value is not None and asked.models.get(name) is not None:
             raise ConfigError(f"{name} and speculative_config both name the draft; give one of them")
@@ -272,7 +274,7 @@ def _models(asked: Keywords, **stated: str | None) -> Iterator[str | None]:
 
 
 def _cache_config(kv_cache: KVCacheConfig | Mapping[str, Any] | None, keywords: Mapping[str, Any]) -> KVCacheConfig:
-    """The settings of the cache from `kv_cache` and from keywords such as `kv_cache_dtype`."""
+    """Cache settings from `kv_cache` and from keywords such as `kv_cache_dtype`."""
     stated = KVCacheConfig.of(kv_cache)
     for name in keywords:
         if (key := name.removeprefix(CACHE)) in stated.model_fields_set:

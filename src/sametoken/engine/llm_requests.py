@@ -1,4 +1,4 @@
-"""From prompts and sampling parameters to the checked requests of one engine, which are not in the engine yet."""
+"""Checked requests of one engine from prompts and sampling parameters; they are not in the engine yet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_PER_TOKEN = 32  # characters of a text per token, on average
 
 
 class Parsed(NamedTuple):
-    """What is read from parameters once, because it takes time, and shared by the prompts of a call."""
+    """Objects built once from the parameters, because it takes time, and shared by the prompts of a call."""
 
     grammar: InitialGrammar | None
     prediction: SuffixAutomaton | None
@@ -44,12 +44,12 @@ class RequestMaker:
     """Makes the requests of one engine.
 
     Args:
-        engine: whose drafters and vocabulary a request may use.
+        engine: its drafters and vocabulary are those a request may use.
         tokenizer: of the target.
         vocab_size: number of tokens of the target.
-        speculative: how requests are drafted that do not say it, and the longest draft of all.
+        speculative: drafting of requests that state none, and the longest draft of any request.
         method: the drafter of requests that name none.
-        context: longest sequence, and what makes room for more.
+        context: longest sequence, and the way to raise it.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class RequestMaker:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The drafters that any request may choose; not those that go with what a request brings."""
+        """Drafting methods that any request may choose, without those that depend on the request's content."""
         return tuple(method for method in self.engine.drafters if method not in (PREDICTION, FORCED))
 
     @cached_property
     def _spelled(self) -> list[bytes]:
-        """The bytes of every token of the target."""
+        """Bytes of every token of the target."""
         return [self.tokenizer.token_bytes(token) for token in range(self.vocab_size)]
 
     def make(
@@ -84,7 +84,7 @@ class RequestMaker:
         """The n requests of one prompt, checked but not yet in the engine.
 
         Args:
-            known: by id of parameters, what was read from them for other prompts; this prompt's is added.
+            known: objects built for other prompts, by `id` of their parameters; this prompt's are added.
 
         Raises:
             PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
@@ -148,14 +148,14 @@ class RequestMaker:
         return [request(choice) for choice in range(params.n)]
 
     def _parsed(self, params: SamplingParams, methods: Sequence[str], known: dict[int, Parsed]) -> Parsed:
-        """What comes with the parameters, read once for all prompts of a call."""
+        """Objects built from the parameters, once for all prompts of a call."""
         if id(params) not in known:
             grammar = self._grammar(params)
             known[id(params)] = Parsed(grammar, self._prediction(params) if PREDICTION in methods else None)
         return known[id(params)]
 
     def _grammar(self, params: SamplingParams) -> InitialGrammar | None:
-        """What the output may be, at its beginning."""
+        """Grammar of the output in its initial state, None for none."""
         asked, size = params.structured_outputs, self.vocab_size
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         after, bound = asked.after if asked is not None else None, params.thought_bound
@@ -171,7 +171,7 @@ class RequestMaker:
         return AllowedTokens(mask, grammar)
 
     def _breakers(self, params: SamplingParams) -> frozenset[int]:
-        """Tokens that have one of the texts in them at which DRY ends a repeated sequence."""
+        """Tokens that contain one of the texts at which DRY ends a repeated sequence."""
         if params.shaping is None or not params.shaping.dry:
             return frozenset()
         texts = tuple(text.encode() for text in params.shaping.dry_sequence_breakers)
@@ -183,11 +183,7 @@ class RequestMaker:
         return self._breaking[texts]
 
     def check_length(self, text: str) -> None:
-        """Refuses a text that cannot fit the context, by its length alone.
-
-        Raises:
-            PromptTooLongError: it is too long.
-        """
+        """Raise PromptTooLongError if a text cannot fit the context, judged by its length alone."""
         self.tokenizer.check_length(text, self.max_seq_len, self._remedy)
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
@@ -203,7 +199,7 @@ class RequestMaker:
                 raise RequestError(f"{token!r} is {words}; expected {expected}", field="prompt")
 
     def _check_sizes(self, params: SamplingParams) -> None:
-        """Refuses what only this model's vocabulary and context make too large."""
+        """Raise RequestError if a parameter exceeds this model's vocabulary or context."""
         for name in ("allowed_token_ids", "logprob_token_ids"):
             if (largest := max(getattr(params, name) or (0,))) >= self.vocab_size:
                 raise RequestError(f"got {largest}, expected token ids 0 .. {self.vocab_size - 1}", field=name)
@@ -218,14 +214,14 @@ class RequestMaker:
                 raise RequestError(f"got {value}, expected at most {limit} for this model", field=name)
 
     def _prediction(self, params: SamplingParams) -> SuffixAutomaton:
-        """The predicted output of a request; what would not fit the context cannot come true."""
+        """Index of the predicted output of a request; text beyond the context is left out."""
         assert params.speculative is not None
         text = params.speculative.prediction or ""
-        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # what lies beyond the context is never reached
+        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # text beyond the context is never reached
         return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
 
     def _speculation(self, params: SamplingParams) -> _Speculation:
-        """How a request is drafted: the engine's way, unless it asks for its own."""
+        """Drafting of a request: its own choice, or the engine's default."""
         asked, longest = params.speculative or RequestSpeculation(), self.speculative.max_draft_len
         usual = PREDICTION if asked.prediction else self.method
         method = asked.method if asked.method is not None else usual
@@ -256,7 +252,7 @@ class RequestMaker:
 
 
 class _Speculation(NamedTuple):
-    """How one request is drafted; see the fields of `Request`."""
+    """Drafting of one request; see the fields of `Request`."""
 
     method: str
     methods: tuple[str, ...]
@@ -265,7 +261,7 @@ class _Speculation(NamedTuple):
 
 
 def several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    """One prompt or several as several; a list of integers is one prompt."""
+    """One prompt or several, as a sequence of prompts; a list of integers is one prompt."""
     if not isinstance(prompts, str) and not is_list(prompts):
         raise RequestError(f"the prompt is {shown(prompts)}, expected a text, a list of token ids, or several of them")
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):

@@ -1,6 +1,6 @@
-"""The engine's clocks and counters: seconds of drafts and target, preemptions, and what the controller learns of time.
+"""The engine's clocks and counters: seconds of drafts and target, preemptions, and the times that the controller uses.
 
-The only reader of the clock in a step. Other parts of the step name what they do: `with meter.drafting: ...`.
+The only reader of the clock in a step. Other parts of the step name their work: `with meter.drafting: ...`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sametoken.engine.request import Emission
 
 
 class EngineLoad(NamedTuple):
-    """How busy an engine is, for whoever watches it.
+    """Load of an engine, for monitoring.
 
     Attributes:
         running, waiting: requests with and without a row.
         pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
-        preemptions: requests that lost their row so far because pages ran out.
+        preemptions: number of times that a request lost its row because pages ran out.
         draft_len: longest path that the last decoding step allowed a draft, 0 for none.
-        paused: "gain" while hardly anything is drafted because it is not expected to pay, else "".
+        paused: "gain" while almost nothing is drafted because drafts are not expected to pay, else "".
         draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
-        remembered: bytes of the outputs of ended requests that guesses are made from, about.
+        remembered: approximate bytes of the outputs of ended requests that drafters look tokens up in.
     """
 
     running: int
@@ -56,7 +56,7 @@ class Clock:
 
 
 class Meter:
-    """Measures steps and tells the controller what they took.
+    """Measure steps and report their times to the controller.
 
     Args:
         pace: divides the time between prompts and streams.
@@ -64,8 +64,8 @@ class Meter:
 
     Attributes:
         drafting, verifying: clocks of the step that runs.
-        aside: clock of what is no part of a step's cost: choosing drafts, reading, guessing, and the ends of requests,
-            which are as many whatever is drafted, but come in steps that draft less.
+        aside: clock of work that does not count as a step's cost: choosing drafts, reading, drafting, and the ends of
+            requests, whose number does not depend on drafts, but which fall into steps that draft less.
         preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
     """
 
@@ -77,12 +77,12 @@ class Meter:
         self._begin = 0.0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Start the clocks of a step."""
         self.drafting.seconds = self.verifying.seconds = self.aside.seconds = 0.0
         self._begin = time.perf_counter()
 
     def report(self, done: Done, emissions: list[Emission]) -> StepReport:
-        """Ends the step: charges its time to the requests that took part, and to the controller's estimates."""
+        """End the step: charge its time to the requests that took part, and to the controller's estimates."""
         seconds = time.perf_counter() - self._begin
         draft_s, verify_s = self.drafting.seconds, self.verifying.seconds
         timings = Timings(draft_s, verify_s, seconds - draft_s - verify_s)
@@ -98,7 +98,7 @@ class Meter:
         return StepReport(done.plan, emissions, done.proposal.makers, features, timings)
 
     def _teach(self, done: Done, seconds: float) -> None:
-        """Tells the controller what a step that decoded took, and how many tokens each row was granted."""
+        """Report the time of a decoding step, and the tokens that each row got, to the controller."""
         plan, rows = done.plan, len(done.plan.decode)
         progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
         self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)

@@ -1,7 +1,8 @@
-"""How many prompt tokens a step may read beside running streams, so that prompts take a bounded share of the time.
+"""Number of prompt tokens that a step may read beside running streams, so that prompts take a bounded share of the
+time.
 
-An account of seconds: what streams would have taken alone for the tokens they got earns prompts their share; what steps
-took beyond that is spent. No clock: times come in as numbers.
+An account in seconds: the time that streams alone would have taken for their tokens earns prompts their share; the time
+that steps took beyond it is spent. No clock: times come in as numbers.
 """
 
 from __future__ import annotations
@@ -9,16 +10,16 @@ from __future__ import annotations
 import math
 
 LEAST = 32  # prompt tokens at a time: fewer cost nearly as much, since each piece reads the whole cache
-FOLLOW = 0.2  # share of what a step says that goes into an average
-RISE = 0.05  # the same where streams seem slower: mostly another process held a step up
-STALE = 32  # steps with prompts after which two without say anew what streams take alone
+FOLLOW = 0.2  # weight of a new step in an average
+RISE = 0.05  # weight where streams seem slower: mostly another process delayed the step
+STALE = 32  # steps with prompts after which two without them measure the streams alone again
 
 
 class Pace:
     """The pace of running streams while prompts are read.
 
     Args:
-        share: of the time while streams run, at most, more than 0; 1 is no limit.
+        share: largest share of the time while streams run, more than 0; 1 for no limit.
         most: prompt tokens of a step that also decodes.
     """
 
@@ -30,7 +31,7 @@ class Pace:
         self._token: float | None = None  # seconds that a prompt token adds
         self._account = 0.0
         self._since = 0  # steps with prompts since streams were last measured alone
-        self._beside = False  # whether the last step read prompts
+        self._beside = False  # true if the last step read prompts
 
     def tokens(self) -> int:
         """Prompt tokens that the next step may read if it decodes too; 0 lets the streams catch up."""
@@ -42,7 +43,7 @@ class Pace:
         return min(self.most, max(LEAST, affordable))
 
     def saw(self, prompt_tokens: int, seconds: float, progress: float) -> None:
-        """A step that decoded took `seconds` and gave each stream `progress` tokens on average."""
+        """Record a step that decoded: it took `seconds` and gave each stream `progress` tokens on average."""
         if self._earned == math.inf:
             return
         # A step right after a prompt finds cold caches: that is the prompt's cost too.
@@ -56,7 +57,7 @@ class Pace:
         if prompt_tokens:
             added = max(seconds - worth, 1e-3 * seconds) / prompt_tokens
             self._token = added if self._token is None else self._token + FOLLOW * (added - self._token)
-        # What was not spent is not saved up: it would come back as a stall.
+        # Unspent time is not saved up: spending it at once would be a stall.
         self._account = min(self._earned * self._step, self._account + self._earned * worth - (seconds - worth))
 
     def _see_alone(self, seconds: float, progress: float) -> None:

@@ -1,4 +1,4 @@
-"""How many pages a pool needs, and how large they are: numbers alone, for whoever builds it and whoever predicts it."""
+"""Number and size of the pages of a pool: numbers alone, used to build it and to predict its memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sametoken.runtime.kv_format import FORMATS
 
 
 class Cached(NamedTuple):
-    """Blocks whose keys and values lie in the pages.
+    """Decoder layers whose keys and values lie in the pages.
 
     Attributes:
-        dtype: of the vectors. `kv_format`: a name in `runtime.kv_format`, what is stored of them.
+        dtype: of the vectors. `kv_format`: storage format, a name in `runtime.kv_format`.
     """
 
     shape: ModelConfig
@@ -31,27 +31,27 @@ class Cached(NamedTuple):
 
 
 def cached_by(target: Cached, draft: LoadedDraft | None) -> list[Cached]:
-    """What a page has room for: the target's keys and values, and those of the draft if it keeps any."""
+    """Contents of a page: the target's keys and values, and those of the draft if it has any."""
     if draft is None or draft.cached_layers is None:
         return [target]
     return [target, Cached(draft.cached_layers, draft.module.dtype, target.kv_format)]
 
 
 def lookahead_of(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> int:
-    """Slots that a draft may need past a row's last token, whichever drafter the request chooses."""
+    """Slots that a draft may need past a row's last token, for any drafter that the request may choose."""
     return 2 + (speculative.most_nodes if draft is None else draft.most_nodes(speculative))
 
 
 def pool_pages(rows: int, context: int, lookahead: int, page: int) -> int:
-    """Pages for so many rows at full context, without the sink."""
+    """Pages for `rows` rows at full context, without the sink."""
     return -(-rows * (context + lookahead) // page)
 
 
 def row_pages(context: int, lookahead: int, page: int) -> int:
-    """Entries of a row of the page table."""
+    """Number of entries of a row of the page table."""
     return -(-(context + lookahead + KEY_BLOCK) // page)
 
 
 def pool_bytes(cached: Sequence[Cached], page: int, pages: int) -> int:
-    """Bytes of `pages` pages."""
+    """Size of `pages` pages in bytes."""
     return pages * sum(each.page_bytes(page) for each in cached)

@@ -1,4 +1,4 @@
-"""A step as plain data: which rows run, which pages they get, what each row computes.
+"""A step as plain data: the rows that run, their new pages, and the tokens that each row computes.
 
 Ranks can replay it and tests print it. Preemptions happen first, then admissions, then pages.
 """
@@ -12,10 +12,10 @@ class Decode(NamedTuple):
     """One pending token of `row`, with at most `limit` draft tokens on a path.
 
     Attributes:
-        methods, joined: who is asked for them, see `control.choice.RequestedDraft`.
+        methods, joined: the drafters of the row, see `control.choice.RequestedDraft`.
         reason: why the limit is 0, see `control.choice`; "room": too few pages or tokens were left in the step.
         start: tokens of the row before the pending one, all in the target's cache.
-        siblings: most draft tokens that may stand beside a chain, where what guesses are worth ends it.
+        siblings: most draft tokens beside a chain that ends where guesses are no longer worth their cost.
     """
 
     row: int
@@ -28,7 +28,7 @@ class Decode(NamedTuple):
 
 
 class PromptPiece(NamedTuple):
-    """Tokens of `row` from position `start`; when `last`, they are all there is, so the next token is drawn."""
+    """Tokens of `row` from position `start`; if `last`, they complete the prompt, so the next token is drawn."""
 
     row: int
     start: int
@@ -37,7 +37,9 @@ class PromptPiece(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Request `id` takes `row`; reused pages hold `cached` leading tokens, `draft_cached` of them for the draft too."""
+    """Request `id` takes `row`; reused pages hold `cached` leading tokens, and the draft's KV of `draft_cached` of
+    them.
+    """
 
     row: int
     id: int
@@ -46,13 +48,13 @@ class Admission(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One step.
+    """One step: pages to take, tokens to compute.
 
     Attributes:
         preempted: rows that are vacated. `admitted`: rows that are taken. `pages`: new pages by row.
-        decode, prefill: what is computed, at most one entry for a row.
+        decode, prefill: work of the rows, at most one entry for a row.
         captured: the step runs as a graph on the device, a step ahead of the host, and drafts are made there; without
-            entries it only waits for the steps that are under way.
+            entries it only waits for the steps already launched.
     """
 
     preempted: tuple[int, ...] = ()

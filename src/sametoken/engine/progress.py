@@ -1,4 +1,4 @@
-"""A bar of progress on standard error, where that is a terminal: for `LLM.generate` and for commands."""
+"""A progress bar on standard error, if that is a terminal: for `LLM.generate` and for commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def open_progress() -> Progress:
-    """One bar per task on standard error, nothing without a terminal; a task's description says what goes on."""
+    """Progress display on standard error with one bar per task and its description; shows nothing without a
+    terminal.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,7 +23,7 @@ def open_progress() -> Progress:
 
 
 def counted(steps: Iterable[bool], total: int, what: str) -> Iterator[bool]:
-    """The same steps, with a bar of those that are true, `total` in all."""
+    """Yield the given steps and show a bar that counts those that are true, `total` in all."""
     with open_progress() as bar:
         task = bar.add_task(what, total=total)
         for done in steps:

@@ -1,4 +1,4 @@
-"""What a step did, as data: the runner's result per row, and the report that everybody above the engine reads."""
+"""Results of a step as data: the runner's result per row, and the report that all rooms above the engine read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Proposal(NamedTuple):
 
     Attributes:
         makers: the methods that had a guess for each row.
-        unions: of rows with several makers, by place: which of them said what.
+        unions: of rows with several makers, by place: the guesses of each of them.
     """
 
     draft: Draft
@@ -31,16 +31,16 @@ class Proposal(NamedTuple):
 
 
 class RowResult(NamedTuple):
-    """What a step computed for one row.
+    """Result of a step for one row.
 
     Attributes:
         start: position of the first token of `committed`.
         committed: tokens whose keys and values the step left in the target's cache: the pending token and the
             accepted ones that the request took, or a piece of a prompt; empty where the request failed.
-        features: [len(committed), taps * H] the target's hidden states of these tokens, None where nobody reads them.
+        features: [len(committed), taps * H] the target's hidden states of these tokens, None if no drafter reads them.
         longest: longest path of the row's draft; `accepted`: draft tokens that the target drew as well.
-        emission: what the request got; None for a piece of a prompt that is not the last.
-        prompt: whether it is a piece of a prompt.
+        emission: tokens for the request; None for a piece of a prompt that is not the last.
+        prompt: true for a piece of a prompt.
         path: the accepted nodes of the row's draft, the root first, where the host verified it.
     """
 
@@ -56,12 +56,12 @@ class RowResult(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step that the target has verified: an earlier one than `run` was asked for where the device runs ahead.
+    """A step that the target has verified: an earlier one than that passed to `run` if the device runs ahead.
 
     Attributes:
-        rows: decoding rows in the plan's order, then pieces of prompts; none where no result was due.
-        requests: who took part in the step that was asked for, and is charged its time.
-        tokens: of the decoding rows in the target's forward; 0 where the host does not know.
+        rows: decoding rows in the plan's order, then pieces of prompts; empty if no result was due.
+        requests: those in the step passed to `run`, which are charged its time.
+        tokens: of the decoding rows in the target's forward; 0 if unknown to the host.
     """
 
     plan: Plan
@@ -72,7 +72,7 @@ class Done(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """Seconds of a step by the wall: on drafts, on the target, and on everything else."""
+    """Wall time of a step in seconds: drafts, target, everything else."""
 
     draft_s: float
     verify_s: float
@@ -80,13 +80,13 @@ class Timings(NamedTuple):
 
 
 class StepReport(NamedTuple):
-    """What one call of `Engine.step` did.
+    """Result of one call of `Engine.step`.
 
     Attributes:
         plan: of the step whose results these are.
-        emissions: what each request got that emitted tokens or ended, also those that were aborted since the last step.
+        emissions: those of all requests that emitted tokens or ended, including those aborted since the last step.
         makers: the methods that drafted each row of `plan.decode`.
-        features: tokens whose hidden states the drafters were given.
+        features: number of tokens whose hidden states were passed to drafters.
         timings: of this call.
     """
 
@@ -98,5 +98,5 @@ class StepReport(NamedTuple):
 
     @property
     def requests(self) -> list[Request]:
-        """Those that emitted tokens or ended."""
+        """Requests that emitted tokens or ended."""
         return [emission.request for emission in self.emissions]

@@ -1,6 +1,6 @@
-"""One sequence from prompt to completion: its tokens, how far they are computed, when it stops, what it cost.
+"""One sequence from prompt to completion: its tokens, how many are computed, when it stops, its statistics.
 
-A request knows no tensors of the model and no rows beside its own. Ids, text, log-probabilities and counters are
+A request refers to no tensors of the model and no row but its own. Ids, text, log-probabilities and counters are
 trimmed together, at the token where the request stops, even in the middle of an accepted draft.
 """
 
@@ -32,14 +32,14 @@ class TokenLogprob(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """What a request got from one step, or from several that were joined.
+    """Output of a request in one step, or in several joined steps.
 
     Attributes:
         token_ids: in order; empty where the request ended without a token.
-        origins, rejected, logprobs: of these tokens, see `Request`; `logprobs` is empty where nobody asked for them.
-        steps: the trees of guesses of the forwards, empty where nobody asked for them.
+        origins, rejected, logprobs: of these tokens, see `Request`; `logprobs` is empty unless requested.
+        steps: the trees of guesses of the forwards, empty unless requested.
         drafted, accepted: draft tokens that were verified, and those of them among `token_ids`.
-        finished: whether the request ended with this.
+        finished: true if the request ended with this emission.
     """
 
     request: Request
@@ -54,11 +54,11 @@ class Emission(NamedTuple):
 
     @classmethod
     def end(cls, request: Request) -> Emission:
-        """A request ended without a token."""
+        """Emission of a request that ended without a token."""
         return cls(request, [], [], [], [], 0, 0, finished=True)
 
     def then(self, later: Emission) -> Emission:
-        """This and what the same request got next."""
+        """This emission joined with the next one of the same request."""
         return Emission(
             self.request,
             self.token_ids + later.token_ids,
@@ -73,7 +73,9 @@ class Emission(NamedTuple):
 
 
 def salt_of(*parts: str) -> bytes:
-    """What keeps the texts of an owner with this salt apart, b"" where neither is given."""
+    """Cache salt of an owner and a caller's salt, which keeps their texts apart from others; b"" if neither is
+    given.
+    """
     return "\0".join(parts).encode(errors="replace") if any(parts) else b""
 
 
@@ -82,26 +84,26 @@ class Request:
     """A sequence in the engine.
 
     Attributes:
-        id: unique number. `index` and `choice`: which prompt of a call, and which of its n choices.
-        arrived, seated, first_token, finished: when it was made, first had a row, emitted and ended, in seconds on the
-            clock of `time.perf_counter`; None until then.
+        id: unique number. `index` and `choice`: number of the prompt in its call, and of the choice among its n.
+        arrived, seated, first_token, finished: times when it was made, first had a row, first emitted, and ended, in
+            seconds of `time.perf_counter`; None until then.
         tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
         committed: leading tokens whose keys and values are in the target's cache; the scheduler alone sets it.
         row: place in the batch, None while waiting; `last_row`: the one that it has or had; `started` once it had one.
         stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
-        error: what it ended with where `finish_reason` is "error": a `RequestError` where the request is at fault.
-        method: how it is drafted, by name; `methods` are the drafters that this means, in order of preference.
+        error: the error that ended it if `finish_reason` is "error": a `RequestError` where the request is at fault.
+        method: name of the drafting method; `methods` are its drafters, in order of preference.
         most_tokens: of prompt and output together.
-        max_draft_len: its longest path; `adaptive` when the engine chooses up to that length.
-        prediction: the output that the caller expects, if it said so.
-        owner: whose it is: requests with different owners share neither prompts in the cache nor texts to guess from.
-        origins: for every output token, whether it was drafted; `rejected`: guesses for its place that the target did
-            not draw there, none for a drafted token or where nobody guessed.
-        steps: the tree of guesses of every forward, if asked for.
-        page_size: tokens of a page of the cache that later requests may share, 0 where nothing is shared.
+        max_draft_len: longest path of a draft; `adaptive` if the engine chooses up to that length.
+        prediction: the output that the caller predicted, None if it did not.
+        owner: name of its owner; requests of different owners share neither cached prompts nor texts to draft from.
+        origins: for every output token, True if it was drafted; `rejected`: guesses at its position that the target did
+            not draw, empty for a drafted token or without guesses.
+        steps: the tree of guesses of every forward, if requested.
+        page_size: tokens of a page of the cache that later requests may share, 0 if pages are not shared.
         preemptions: times that it lost its row because pages ran out.
-        draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` when only such
-            pages are reused.
+        draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` if only such pages
+            are reused.
     """
 
     id: int
@@ -158,37 +160,37 @@ class Request:
 
     @property
     def remaining(self) -> int:
-        """Tokens still to be computed."""
+        """Number of tokens still to be computed."""
         return len(self.tokens) - self.committed
 
     @property
     def room(self) -> int:
-        """Tokens that may still be emitted."""
+        """Number of tokens that may still be emitted."""
         return self.most_tokens - len(self.tokens)
 
     @property
     def draft_limit(self) -> int:
-        """Longest useful draft: with the bonus token it fills what may still be emitted."""
+        """Longest useful draft: with the bonus token it fills the room that is left."""
         return max(0, min(self.max_draft_len, self.room - 1))
 
     @property
     def reports_steps(self) -> bool:
-        """Whether the caller asked for the tree of guesses of every forward."""
+        """True if the caller requested the tree of guesses of every forward."""
         return self.params.speculative is not None and self.params.speculative.steps
 
     @property
     def shares_prefix(self) -> bool:
-        """Whether pages may be reused: prompt log-probabilities need every prompt token computed."""
+        """True if shared pages may be reused: prompt log-probabilities need every prompt token computed."""
         return self.params.prompt_logprobs is None
 
     @property
     def salt(self) -> bytes:
-        """Its owner and the salt that it asked for: what keeps its texts apart from those of other requests."""
+        """Cache salt from its owner and its own salt: requests with different salts share no texts."""
         return salt_of(self.owner, self.params.cache_salt or "")
 
     @property
     def kept_tokens(self) -> int:
-        """Tokens of the prompt that were computed and are kept for later requests: those of full pages."""
+        """Prompt tokens that were computed and are kept for later requests: those of full pages."""
         if not self.page_size or not self.shares_prefix:
             return 0
         return max(0, len(self.prompt_ids) // self.page_size * self.page_size - self.cached_tokens)
@@ -202,14 +204,14 @@ class Request:
         rejected: Sequence[int] = (),
         step: StepTree | None = None,
     ) -> Emission:
-        """Appends what one forward emitted, up to the token where the request stops, and returns what was kept.
+        """Append the tokens of one forward, up to the token where the request stops, and return those that were kept.
 
         Args:
             tokens: accepted draft tokens and the target's own token after them.
-            accepted: how many of `tokens` came from the draft.
+            accepted: number of `tokens` from the draft.
             drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
             logprobs: one per token, or empty.
-            rejected: guesses for the place of the target's own token; empty where a captured step does not tell.
+            rejected: guesses at the position of the target's own token; empty for a captured step.
             step: the tree of guesses, for a request that reports it.
         """
         kept = 0
@@ -236,7 +238,7 @@ class Request:
         return Emission(self, list(tokens[:kept]), origins, spurned, said, len(drafted), taken, ended, steps)
 
     def _stops_at(self, token: int) -> bool:
-        """Adds the token to the text and decides whether the request ends here."""
+        """Add the token to the text and return True if the request ends here."""
         is_end = token in self.stop_ids
         complete = self.sampling.accept(token)
         full = self.room <= 0
@@ -261,12 +263,12 @@ class Request:
         return self.finish_reason is not None
 
     def stop(self, reason: FinishReason, detail: int | str | None) -> None:
-        """Ends the request; its text is complete from here on."""
+        """End the request; its text is complete from here on."""
         self.finish_reason, self.stop_reason = reason, detail
         self.finished = time.perf_counter()
         self.detokenizer.finish()
 
     def fail(self, error: SametokenError) -> None:
-        """Ends the request with an error; others go on."""
+        """End the request with an error; other requests continue."""
         self.error = error
         self.stop("error", str(error))

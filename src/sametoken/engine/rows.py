@@ -1,4 +1,4 @@
-"""The requests of an engine by their row of the page table, and the sampling of several of them as one batch."""
+"""Requests of an engine by their row of the page table, and the sampling of several of them as one batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ MOST_KEPT = 64  # batches
 
 
 class Rows(dict[int, Request]):
-    """Row -> request, for rows that are taken."""
+    """Requests by row, for rows that are taken."""
 
     def __init__(self) -> None:
         super().__init__()
         self._kept: dict[tuple[int, ...], Sampling] = {}  # by the requests' ids
 
     def of(self, items: Iterable[Decode | PromptPiece]) -> list[Request]:
-        """The requests of entries of a plan."""
+        """Requests of the entries of a plan."""
         return [self[item.row] for item in items]
 
     def sampling(self, requests: Sequence[Request]) -> Sampling:
-        """The requests' sampling, kept while the batch stays the same and nothing in it depends on history."""
+        """Sampling of the requests, reused while the batch is unchanged and nothing in it depends on history."""
         key = tuple(request.id for request in requests)
         sampling = self._kept.get(key)
         if sampling is None:

@@ -1,6 +1,6 @@
 """Tensors of one step: the plan laid out, the target run, its draws compared with the draft, the path committed.
 
-Knows rows, lengths and tokens; nothing of requests, drafters or text. Legend: B sampled rows, N nodes, T tokens.
+Works on rows, lengths and tokens, without requests, drafters or text. Legend: B sampled rows, N nodes, T tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SamplingOf = Callable[[Sequence[int]], Sampling]  # of the sampled rows at these
 
 
 class Verified(NamedTuple):
-    """What the target said of a step.
+    """Results of the target for a step.
 
     Attributes:
         paths: for each sampled row (the decoding rows, then the pieces of prompts that were `last`) its accepted
             nodes, the root first.
-        bonuses: the target's own draw after each path, `PADDING` where it can draw nothing.
+        bonuses: the target's own draw after each path, `PADDING` if it can draw no token.
         logits: [S, V] of the S nodes of all sampled rows; None without any.
-        first: of each sampled row, which of the S nodes is its root; its other nodes follow.
+        first: for each sampled row, the index of its root among the S nodes; its other nodes follow.
         features: for each decoding row [nodes of its path, taps * H], then for each piece of a prompt [tokens,
             taps * H]: the hidden states of the taps. None without taps.
         prompt_hidden: [tokens, H] last hidden states of each piece of a prompt.
@@ -49,10 +49,10 @@ class Verified(NamedTuple):
 
 
 class Runner:
-    """Runs the target over its cache.
+    """Run the target over its cache.
 
     Args:
-        taps: blocks whose outputs are the features.
+        taps: decoder layers whose outputs are the features.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...]) -> None:
@@ -63,7 +63,7 @@ class Runner:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def forward(self, plan: Plan, draft: Draft, sampling: SamplingOf) -> Verified:
-        """Forward, draw, verify and commit what a plan computes.
+        """Run the forward of a plan; draw, verify and commit its tokens.
 
         Args:
             draft: [decoding rows, N], roots included.
@@ -71,7 +71,7 @@ class Runner:
         """
         decode, pieces = plan.decode, plan.prefill
         draft = Draft(draft.tokens.to(self.device), draft.parents.to(self.device))
-        # On a GPU one wide call is cheaper than several small ones; on a CPU every padding node costs its share.
+        # On a GPU one wide call is cheaper than several small ones; on a CPU every padding node costs time.
         decoding = groups(draft, ragged=self.device.type == "cpu") if decode else []
         spans = [self._tree_span(trees, decode) for trees in decoding] + [self._span(piece) for piece in pieces]
         tokens = [trees.draft.tokens.flatten() for trees in decoding] + [self._ints(piece.tokens) for piece in pieces]
@@ -114,7 +114,7 @@ class Runner:
         return Span(self._ints(rows), rows, self._ints(starts), trees.ancestor_mask, trees.nodes, longest)
 
     def _commit(self, items: Sequence[Decode], path: Tensor) -> None:
-        """Moves what was accepted to the front."""
+        """Move the K/V of the accepted paths to the front."""
         rows, starts = self._ints([item.row for item in items]), self._ints([item.start for item in items])
         self.cache.commit(rows, starts, path)
 
@@ -132,11 +132,11 @@ def _paths(verdict: Verdict) -> list[list[int]]:
 def _rows(
     features: Tensor, paths: Sequence[Sequence[int]], first: Sequence[int], count: int, lengths: Sequence[int]
 ) -> list[Tensor]:
-    """The features of every path and of every piece of a prompt, from those of all T tokens.
+    """Features of every path and of every piece of a prompt, taken from those of all T tokens.
 
     Args:
-        first: token of each path's root.
-        count: of tokens before the first prompt.
+        first: index of each path's root among the tokens.
+        count: number of tokens before the first prompt.
     """
     at = [begin + node for begin, path in zip(first, paths, strict=False) for node in path]
     taken = torch.split(features[at], [len(path) for path in paths]) if paths else ()
@@ -144,11 +144,11 @@ def _rows(
 
 
 def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]]) -> Draft:
-    """One rectangular draft of B rows from several drafters'; rows that nobody drafted are plain.
+    """Merge the drafts of several drafters into one rectangular draft of B rows; rows without a draft have only a root.
 
     Args:
         pending: [B] root tokens.
-        drafts: which of the B rows a draft covers, and the draft.
+        drafts: indices of the rows that a draft covers, and the draft.
     """
     if len(drafts) == 1 and len(drafts[0][0]) == len(pending):
         return drafts[0][1]
@@ -164,6 +164,6 @@ def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]])
 
 
 def roots(pending: Sequence[int], nodes: int = 1) -> Draft:
-    """Rows that have only a root, padded to `nodes` nodes, on the host."""
+    """Draft of rows that have only a root, padded to `nodes` nodes, on the host."""
     tokens = torch.tensor([[token, *[PADDING] * (nodes - 1)] for token in pending], dtype=torch.int64)
     return Draft(tokens.view(len(pending), nodes), chain_parents(len(pending), nodes))

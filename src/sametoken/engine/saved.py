@@ -1,7 +1,7 @@
-"""The keys and values of a sequence in a file, so that a long prompt is read once and never again.
+"""Keys and values of a sequence in a file, so that a long prompt is computed only once.
 
-A file is a line of JSON, the token ids, and what each cache holds of the sequence's whole pages; its end is a digest of
-all before it. It fits the engine that wrote it and its equals: same model, draft, number formats and kernels.
+A file is a line of JSON, the token ids, and the contents of the sequence's full pages in each cache; it ends with a
+digest of all bytes before. It fits any engine with an equal model, draft, number formats and kernels.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sametoken.runtime.kept import put, shapes, take
 
 KIND = "sametoken-sequence"
 VERSION = 1  # of the file
-DIGEST = 32  # bytes at its end
+DIGEST = 32  # bytes of the digest at the end
 SAVE_AGAIN = "save it again"
 
 
 class Kept(NamedTuple):
-    """What is kept of a sequence.
+    """Cached state of a sequence.
 
     Attributes:
-        tokens: of whole pages, and the token that follows them where there is one.
-        pages: how many.
-        drafts: by drafter, how many leading tokens have its keys and values too.
+        tokens: tokens of full pages, and the token after them if there is one.
+        pages: number of pages.
+        drafts: by drafter, the number of leading tokens with its keys and values.
         parts: of every cache, see `runtime.kept.take`.
     """
 
@@ -44,15 +44,15 @@ class Kept(NamedTuple):
     parts: list[Tensor]
 
     def cached(self, page_size: int) -> int:
-        """Tokens that need not be read again."""
+        """Number of tokens that need not be computed again."""
         return self.pages * page_size
 
 
 def keep(engine: Engine, tokens: Sequence[int], salt: bytes = b"") -> Kept:
-    """Copies what the engine's cache holds of the beginning of a sequence; on the thread that steps the engine.
+    """Copy the cached beginning of a sequence; call on the thread that steps the engine.
 
     Args:
-        salt: of whose requests, see `BlockManager.match`.
+        salt: of the requests that share it, see `BlockManager.match`.
     """
     blocks = engine.scheduler.blocks
     pages, drafts = blocks.offered(tokens, salt)
@@ -61,10 +61,10 @@ def keep(engine: Engine, tokens: Sequence[int], salt: bytes = b"") -> Kept:
 
 
 def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
-    """Puts into the cache what `keep` took, for whoever begins with these tokens; on the thread that steps the engine.
+    """Put a sequence back into the cache, for requests that begin with it; call on the thread that steps the engine.
 
     Args:
-        salt: for whose requests.
+        salt: of the requests that may use it.
 
     Raises:
         DataError: the cache has too few free pages.
@@ -81,10 +81,10 @@ def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
 
 
 def write(kept: Kept, file: Path, made_by: str) -> int:
-    """Writes a file and returns its bytes.
+    """Write a file and return its size in bytes.
 
     Args:
-        made_by: what the engine is, as `LLM.fingerprint` has it.
+        made_by: the engine's `LLM.fingerprint`.
 
     Raises:
         DataError: the place is full or cannot be written to.
@@ -104,10 +104,10 @@ def write(kept: Kept, file: Path, made_by: str) -> int:
 
 
 def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
-    """What a file holds, and its bytes; in any thread.
+    """Read a file; return its sequence and its size in bytes. Any thread may call it.
 
     Raises:
-        DataError: it is not there, truncated, altered, or of another engine.
+        DataError: it is missing, truncated, altered, or of another engine.
     """
     try:
         if not stat.S_ISREG(file.stat().st_mode):
@@ -131,7 +131,7 @@ def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
 
 
 def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | None:
-    """What follows a header, None where that does not fit it."""
+    """Sequence from the bytes after a header; None if their size does not match it."""
     wanted = [(torch.int64, (head["tokens"],)), *shapes(engine.caches, head["pages"])]
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
     if sum(sizes) != len(rest):

@@ -1,6 +1,6 @@
-"""Which rows run in the next step and how many tokens each: continuous batching, chunked prefill, preemption.
+"""Choice of the rows of the next step and of their tokens: continuous batching, chunked prefill, preemption.
 
-Knows lengths and pages, not tensors. A sequence needs its tokens computed; with one token left it decodes, and may
+Works on lengths and pages, not tensors. A sequence needs its tokens computed; with one token left it decodes, and may
 carry a draft, otherwise it prefills a chunk. There is no other state, so a preempted sequence simply prefills again.
 """
 
@@ -19,21 +19,21 @@ from sametoken.engine.request import Emission, Request
 
 
 class Drafts(Protocol):
-    """What the scheduler asks about drafts."""
+    """Questions of the scheduler about drafts."""
 
     def choose(self, pending: Sequence[Request], beside: int) -> Sequence[RequestedDraft]:
-        """One requested draft for each request that decodes in a step that also reads `beside` prompt tokens."""
+        """Requested draft of each request that decodes in a step that also reads `beside` prompt tokens."""
         ...
 
     def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
-        """Cache slots past the pending token that a draft takes, which are also its tokens at most."""
+        """Cache slots past the pending token that a draft takes; also its greatest number of tokens."""
         ...
 
     def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
         """Leading tokens of a running request for which its pages hold the drafter's keys and values.
 
         Args:
-            catch_up: the drafter first reads what it was told of and has not read.
+            catch_up: the drafter first reads the committed tokens that it has not read yet.
         """
         ...
 
@@ -41,15 +41,15 @@ class Drafts(Protocol):
 class Scheduler:
     """First come, first seated; the newest sequence is preempted when pages run out.
 
-    The oldest prompt is read first in every other step, in those between the shortest: a long prompt holds up nobody,
+    Every other step reads the oldest prompt first, the steps between read the shortest: a long prompt delays no other,
     and many short ones at most double its time. Of equal prompts one is read; the others wait and share its pages.
 
     Args:
         blocks: the page pool.
         max_batch_size: rows.
         max_num_tokens: tokens of one step over the batch.
-        pace: says how many prompt tokens a step may read that also decodes.
-        drafts: says who wants to draft how much, and what that takes.
+        pace: number of prompt tokens that a step may read if it also decodes.
+        drafts: requested drafts, and the cache slots that they take.
     """
 
     def __init__(
@@ -76,11 +76,13 @@ class Scheduler:
 
     @property
     def may_admit(self) -> bool:
-        """Whether somebody waits and there is a row."""
+        """True if a request waits and a row is free."""
         return bool(self.waiting and self._free_rows)
 
     def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> dict[int, list[int]] | None:
-        """Takes pages for so many slots of each row; the new ones by row, or None, and nothing taken, if too few."""
+        """Take pages for `slots` slots of each row; return the new ones by row, or None, and take none, if there are
+        too few.
+        """
         grown: dict[int, list[int]] = {}
         if all(self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)):
             return grown
@@ -98,7 +100,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def finish(self, request: Request) -> None:
-        """The request ends, wherever it stands; its full pages stay for their prefix."""
+        """End a request in any state; its full pages stay for their prefix."""
         if request.row is None:
             self.waiting.remove(request)
         else:
@@ -115,7 +117,7 @@ class Scheduler:
         request.committed = 0
 
     def _publish(self, request: Request) -> None:
-        """Offers the full pages of a seated request to others, with the draft's keys and values if others wait."""
+        """Offer the full pages of a running request to others, with the draft's keys and values if requests wait."""
         if request.shares_prefix and request.error is None and request.row is not None:
             committed, cached = request.committed, 0
             if request.draft_kv:
@@ -125,7 +127,7 @@ class Scheduler:
             self.blocks.publish(kept, self._owned[request.row], request.draft_kv, cached, salt=request.salt)
 
     def advance(self, done: Done) -> list[Emission]:
-        """Notes how far each row has come, and offers prompts that were read; returns what the requests got."""
+        """Update the position of each row and offer prompts that were read; return the requests' emissions."""
         for row in done.rows:
             row.request.committed = row.start + len(row.committed)
             if row.prompt and row.emission is not None:
@@ -133,13 +135,13 @@ class Scheduler:
         return [row.emission for row in done.rows if row.emission is not None]
 
     def plan(self) -> Plan:
-        """Decides the next step and takes the pages for it."""
+        """Decide the next step and take its pages."""
         preempted: list[int] = []
         grown: dict[int, list[int]] = {}
         decode: list[Decode] = []
         pending = [request for request in self.running if request.remaining == 1]
         budget = self.max_num_tokens - len(pending)
-        # Drafts leave room for prompts, or busy streams would keep new ones out for as long as they run.
+        # Drafts leave room for prompts, or busy streams would keep new requests out as long as they run.
         expected = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
         mixed = self._pace.tokens()
         reserved = min(mixed, self.max_num_tokens // 2) if expected else 0
@@ -157,7 +159,7 @@ class Scheduler:
         admitted: list[Admission] = []
         prefill: list[PromptPiece] = []
         budget = min(budget, mixed) if decode else budget
-        # Whoever was just preempted must not come back in the same step.
+        # A request that was just preempted must not return in the same step.
         self._read(budget, admitted, prefill, grown, admit=not preempted)
         pages = tuple((row, tuple(new)) for row, new in grown.items() if new and row in self._owned)
         return Plan(tuple(preempted), tuple(admitted), pages, tuple(decode), tuple(prefill))
@@ -166,7 +168,7 @@ class Scheduler:
         self, budget: int, admitted: list[Admission], prefill: list[PromptPiece], grown: dict[int, list[int]],
         *, admit: bool,
     ) -> None:  # fmt: skip
-        """Plans which prompts are read, and seats who waits."""
+        """Choose the prompts that are read, and give waiting requests a row."""
         prompts = [request for request in self.running if request.remaining > 1]
         oldest, others = prompts[:1], sorted(prompts[1:], key=lambda request: request.remaining)
         # Steps are short while anybody waits for one.
@@ -182,7 +184,7 @@ class Scheduler:
         self._oldest_last ^= bool(prefill)
 
     def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:
-        """Gives the row pages for `tokens` tokens; False, and nothing taken, if there are too few."""
+        """Give the row pages for `tokens` tokens; return False, and take none, if there are too few."""
         owned = self._owned[row]
         missing = self.blocks.pages_for(tokens) - len(owned)
         if missing <= 0:
@@ -195,7 +197,7 @@ class Scheduler:
         return True
 
     def _make_room(self, request: Request, preempted: list[int], grown: dict[int, list[int]]) -> bool:
-        """Room for the pending token, at the expense of the newest rows; False if the request itself had to go."""
+        """Make room for the pending token by preempting the newest rows; False if the request itself was preempted."""
         while request.row is not None and not self._grow(request.row, len(request.tokens), grown):
             victim = self.running[-1]
             row = victim.row
@@ -208,7 +210,7 @@ class Scheduler:
         return request.row is not None
 
     def _decode(self, request: Request, requested: RequestedDraft, budget: int, grown: dict[int, list[int]]) -> Decode:
-        """As much of a requested draft as the step's tokens and the pages allow."""
+        """Decode entry with as much of a requested draft as the step's tokens and the pages allow."""
         row, limit = request.row, requested.limit and min(requested.limit, request.draft_limit)
         assert row is not None
         while limit:
@@ -220,13 +222,13 @@ class Scheduler:
         return Decode(row, 0, (), requested.reason or "room", request.committed)
 
     def _with_siblings(self, item: Decode, request: Request, budget: int, grown: dict[int, list[int]]) -> Decode:
-        """The same with as many siblings as the other rows' drafts and the end of the context leave room for."""
+        """Decode entry with as many siblings as the other rows' drafts and the end of the context leave room for."""
         siblings = min(item.siblings, budget, request.room - 1 - item.limit)
         slots = len(request.tokens) + self._drafts.slots(item.methods, item.limit, item.joined) + siblings
         return item._replace(siblings=siblings if siblings > 0 and self._grow(item.row, slots, grown) else 0)
 
     def _chunk(self, request: Request, budget: int, prefill: list[PromptPiece], grown: dict[int, list[int]]) -> int:
-        """Plans the next piece of a prompt; returns the tokens it takes."""
+        """Plan the next piece of a prompt; return the number of its tokens."""
         count = min(request.remaining, budget)
         row = request.row
         if row is None or count <= 0 or not self._grow(row, request.committed + count, grown):
@@ -245,7 +247,7 @@ class Scheduler:
             if self._awaits(request):
                 continue
             pages, draft_cached = self._reused(request)
-            # The whole sequence and its lookahead must fit, or it would be preempted before it says a word.
+            # The whole sequence and its lookahead must fit, or the request would be preempted before its first token.
             slots = len(request.tokens) + 1 + max(1, self._drafts.slots(request.methods, request.draft_limit))
             if self.blocks.pages_for(slots) - len(pages) > self.blocks.available:
                 self.blocks.free(pages)
@@ -262,7 +264,7 @@ class Scheduler:
         return budget
 
     def _awaits(self, request: Request) -> bool:
-        """Whether a waiting request will share full pages of its prompt that others only begin to read."""
+        """True if a waiting request can share full pages of its prompt that running requests have yet to compute."""
         size, alike = self.blocks.page_size, [each for each in self.running if self._same_prompt(each, request)]
         pages = (len(request.prompt_ids) - 1) // size if self.blocks.reuse else 0
         return bool(alike) and all(each.remaining > 1 and each.committed // size < pages for each in alike)
@@ -273,7 +275,7 @@ class Scheduler:
         return shared and one.prompt_ids == other.prompt_ids
 
     def _reused(self, request: Request) -> PrefixMatch:
-        """The shared pages that the request begins with."""
+        """Shared pages that hold the beginning of the request."""
         if not request.shares_prefix:
             return PrefixMatch([], 0)
         return self.blocks.match(request.tokens, request.draft_kv, complete=request.complete, salt=request.salt)

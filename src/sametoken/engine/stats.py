@@ -1,4 +1,4 @@
-"""What speculation did for a request, or for several: forwards, drafts, accepted tokens, and the time they took."""
+"""Statistics of speculation for one request or several: forwards, drafts, accepted tokens, and their time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from sametoken.control.confidence import Reliability
 
 @dataclass(slots=True)
 class SpeculationStats:
-    """What speculation did for one request.
+    """Statistics of speculation for one request.
 
     Attributes:
         method: the drafter, or "none".
-        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is how many tokens.
+        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is the number of tokens.
         drafted: draft tokens proposed (nodes of trees).
         accepted: draft tokens that became output.
         accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
         emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
         drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
-        tried: `tried[i]` forwards came to a guess at position i of a path: all before it had been accepted.
-        drafted_by: forwards with a draft, by the drafter that made it, the first that said the accepted path.
-        plain: forwards without one although the request may be drafted, by reason: "gain" (it would not have paid),
+        tried: `tried[i]` forwards reached a guess at position i of a path: all guesses before it were accepted.
+        drafted_by: forwards with a draft, by its drafter: the first one that guessed the accepted path.
+        plain: forwards without one although the request may be drafted, by reason: "gain" (not expected to pay),
             "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
-            "recall" (to know what that costs), "batch" (above the schedule) or "threshold" (too little was accepted).
-        reliability: by drafter that says how clearly its guesses won their draws, what was expected of the guesses.
-        draft_s, verify_s, other_s: wall time of the steps this request took part in, by what they were doing.
+            "recall" (to measure a plain step), "batch" (above the schedule) or "threshold" (too little was accepted).
+        reliability: expected acceptance of the guesses, by drafter that reports how clearly they won their draws.
+        draft_s, verify_s, other_s: wall time of the steps with this request, by kind of work.
     """
 
     method: str
@@ -47,13 +47,13 @@ class SpeculationStats:
     other_s: float = 0.0
 
     def charge(self, draft_s: float, verify_s: float, other_s: float) -> None:
-        """Adds the seconds of one step."""
+        """Add the seconds of one step."""
         self.draft_s += draft_s
         self.verify_s += verify_s
         self.other_s += other_s
 
     def count(self, emitted: int, drafted: int, accepted: int, longest: int) -> None:
-        """Adds one forward; `longest` is the longest path of its draft."""
+        """Add one forward; `longest` is the longest path of its draft."""
         self.target_forwards += 1
         self.emitted += emitted
         self.drafted += drafted
@@ -65,12 +65,12 @@ class SpeculationStats:
             _tally(self.tried, position)
 
     def count_draft(self, drafter: str | None, reason: str) -> None:
-        """Adds who made the draft of a decoding forward, or why nobody did."""
+        """Count the drafter of a decoding forward, or the reason for having none."""
         counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
         counts[key] = counts.get(key, 0) + 1
 
     def seen_of(self, drafter: str) -> Reliability:
-        """What was expected of this drafter's guesses so far, to be added to."""
+        """Expected acceptance of this drafter's guesses so far, to be updated by the caller."""
         return self.reliability.setdefault(drafter, Reliability())
 
     @property
@@ -79,7 +79,7 @@ class SpeculationStats:
         return sum(self.drafted_lengths[1:])
 
     def add(self, other: SpeculationStats) -> None:
-        """Adds what speculation did for another request; the method stays."""
+        """Add the statistics of another request; the method is unchanged."""
         for each in fields(self):
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             if each.name == "reliability":
@@ -96,7 +96,7 @@ class SpeculationStats:
 
     @classmethod
     def total(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
-        """What speculation did for several requests together."""
+        """Sum of the statistics of several requests."""
         found = cls("")
         for each in stats:
             found.add(each)
@@ -137,7 +137,7 @@ class SpeculationStats:
 
 
 def _tally(counts: list[int], index: int, more: int = 1) -> None:
-    """Adds to the count at `index` of a list that grows as needed."""
+    """Add to the count at `index` of a list, which grows as needed."""
     if index >= len(counts):
         counts.extend([0] * (index + 1 - len(counts)))
     counts[index] += more

@@ -1,4 +1,4 @@
-"""The tree of guesses of one forward of a request, as its caller sees it; kept only for requests that ask for it."""
+"""The tree of guesses of one forward, for callers that request it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sametoken.speculation.sampling import token_logprobs
 
 
 class StepTree(NamedTuple):
-    """What was guessed for one forward; a forward without guesses has empty lists. Legend: G guesses.
+    """Guesses of one forward; a forward without guesses has empty lists. Legend: G guesses.
 
     Attributes:
-        drafter: who guessed, None where nobody did; of several drafters, one that said the accepted path.
+        drafter: name of the drafter, None for none; of several drafters, one that guessed the accepted path.
         token_ids: [G] the guesses.
-        parents: [G] which guess each one follows, -1 for the last token before the forward.
-        probabilities: [G] that the target gives to each guess after what it follows, before temperature and penalties.
-        accepted: [G] whether the guess became output.
-        drafters: [G] who said each guess.
+        parents: [G] index of the guess before each one, -1 for the last token before the forward.
+        probabilities: [G] the target's probability of each guess after its parent, before temperature and penalties.
+        accepted: [G] True if the guess became output.
+        drafters: [G] names of the drafters that made each guess.
     """
 
     drafter: str | None = None
@@ -42,11 +42,11 @@ class StepTree(NamedTuple):
         path: Sequence[int],
         logits: Tensor,
     ) -> StepTree:
-        """From one row of a draft.
+        """Build it from one row of a draft.
 
         Args:
             tokens, parents: [N] of its nodes, the root first, padding included.
-            makers: whose guesses they are. `said`: [N] see `Union`; None where all is said by all makers.
+            makers: drafters of the guesses. `said`: [N] see `Union`; None if every maker made every guess.
             path: the accepted nodes, the root first.
             logits: [>= N, V] the target's, after each node; those after padding may be missing.
         """
@@ -71,7 +71,7 @@ class StepTree(NamedTuple):
         )
 
     def cut(self, kept: int) -> StepTree:
-        """The same where the request ended after `kept` tokens; a path lists its guesses in their order."""
+        """Copy for a request that ended after `kept` tokens; a path lists its guesses in their order."""
         counted = zip(self.accepted, accumulate(self.accepted), strict=True)
         return self._replace(accepted=tuple(accepted and count <= kept for accepted, count in counted))
 

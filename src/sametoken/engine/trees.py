@@ -18,8 +18,8 @@ class Trees(NamedTuple):
     """Trees of equal size.
 
     Attributes:
-        places: where their rows stand among the sampled rows of the step.
-        first: of their tokens among those that the step draws after.
+        places: indices of their rows among the sampled rows of the step.
+        first: index of their first token among those that the step draws after.
         draft: [len(places), nodes].
         ancestor_mask: [len(places), nodes, nodes] of the draft.
     """
@@ -35,7 +35,7 @@ class Trees(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Past the last of their tokens."""
+        """Index past the last of their tokens."""
         return self.first + self.draft.tokens.numel()
 
     def of(self, values: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Trees(NamedTuple):
 
 
 def sizes(draft: Draft) -> list[int]:
-    """Nodes of each row's tree, the root included, padding at its end left out."""
+    """Number of nodes of each row's tree, the root included, without padding at its end."""
     rows, nodes = draft.tokens.shape
     if nodes == 1:
         return [1] * rows
@@ -54,7 +54,7 @@ def sizes(draft: Draft) -> list[int]:
 
 
 def groups(draft: Draft, ragged: bool) -> list[Trees]:
-    """The trees of a draft [B, N] by size, smallest first; one rectangle unless `ragged`."""
+    """Trees of a draft [B, N] grouped by size, smallest first; one rectangle unless `ragged`."""
     rows, nodes = draft.tokens.shape
     counts = sizes(draft) if ragged else [nodes] * rows
     found: list[Trees] = []
