@@ -156,6 +156,19 @@ def test_a_form_holds_for_what_is_said(served: Running) -> None:
                 assert set(got["message"]["reasoning_content"]) <= set("</think>")
 
 
+def test_a_form_begins_at_once_where_no_thinking_is_wanted(tiny_pair: Pair, tmp_path: Any, one_thread: None) -> None:
+    """A template without a switch leaves the prompt as it is, so that only the request tells."""
+    target = with_template(tiny_pair.target, tmp_path / "target", "{% for m in messages %}{{ m.content }}{% endfor %}:")
+    with running(LLM(target), reasoning_parser="qwen3") as server:
+        bias = {str(token): 100 for token in server.post("/tokenize", {"prompt": "<think>"}).json()["tokens"]}
+        body = {"messages": USER, "max_tokens": 20, "structured_outputs": {"choice": ["xy"]}, "logit_bias": bias}
+        free = server.post("/v1/chat/completions", body).json()["choices"][0]["message"]
+        off = {**body, "chat_template_kwargs": {"enable_thinking": False}}
+        told = server.post("/v1/chat/completions", off).json()["choices"][0]["message"]
+    assert free["content"] in (None, "")
+    assert told["content"] == "xy"
+
+
 def test_a_form_waits_for_its_mark_in_the_engine(tiny_pair: Pair, one_thread: None) -> None:
     llm = LLM(tiny_pair.target, tiny_pair.draft, {"max_draft_len": 4, "adaptive": False})
     form = StructuredOutputs(json={"enum": [[1, 2], [3]]}, after="[a-p]")

@@ -162,7 +162,8 @@ class Prompts:
                     style = style.without(self._specials)
                 values["skip_special_tokens"] = False
             opening = partial(style.opening, text, (talk.turns[-1].content or "") if talk.continues else None)
-            waits = self._waits(style, opening())
+            thinks = {**self._template_options, **talk.options}.get("enable_thinking") is not False
+            waits = self._waits(style, opening(), thinks)
             if talk.most_thinking is not None and (bound := style.bound(talk.most_thinking, opening())):
                 values["thought_bound"] = bound
         if tools.required:
@@ -175,12 +176,17 @@ class Prompts:
         return ReplyReader(names, tools.several, opening, talk.shows_thinking)
 
     @staticmethod
-    def _waits(style: Style, begun: Splitter) -> Mapping[str, str]:
-        """What a grammar waits for, as `StructuredOutputs` has it, where the reply begins with thinking."""
+    def _waits(style: Style, begun: Splitter, thinks: bool) -> Mapping[str, str]:
+        """What a grammar waits for, as `StructuredOutputs` has it, where the reply begins with thinking.
+
+        Args:
+            thinks: false where a request wants none, so that a reply that could open its thinking does not.
+        """
         if begun.state == "content":
             return {}
-        opens = begun.state == "begin" and style.opens and style.otherwise == CONTENT
-        return {"after": style.after, "opens": style.opens} if opens else {"after": style.after}
+        if begun.state == "begin" and style.opens and style.otherwise == CONTENT:
+            return {"after": style.after, "opens": style.opens} if thinks else {}
+        return {"after": style.after}
 
 
 def _check_scores(name: str, requests: Sequence[Request], size: int) -> None:
