@@ -1,4 +1,5 @@
-"""Attention of new tokens over a cache view: one function, the same numbers for a row whatever stands beside it.
+"""Attention of new tokens over a cache view: one function, whose numbers for a row do not depend on the rest of the
+batch.
 
 Query heads that share a key head are folded into query rows, so keys are read once (4-8 times faster than repeating
 them). A query's arithmetic must not depend on how many queries run beside it: spans run in tiles of equal height, the
@@ -38,14 +39,14 @@ def attend(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Stores the new keys and values, then attends.
+    """Store the new keys and values, then attend.
 
     Args:
         q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
         window: sliding window in positions (a token sees itself and window - 1 before it), or None.
-        chunked: windows stand side by side, and a token sees its own up to itself; not on CUDA.
+        chunked: windows are adjacent chunks, and a token sees its own chunk up to itself; not on CUDA.
         sinks: [Hq] scores without a key, one in the softmax of each query of a head, or None.
-        scale: what the products are multiplied by, None for 1 / sqrt(D).
+        scale: factor of the products, None for 1 / sqrt(D).
         cap: scores become cap tanh(score / cap), None for no cap.
 
     Returns:
@@ -63,8 +64,10 @@ def attend(
 
 
 def _bounded(x: Tensor) -> Tensor:
-    """x without NaN and below a size that no working model reaches; the token's own hidden state still shows them."""
-    bound = min(BOUND, torch.finfo(x.dtype).max)  # float16 ends before it
+    """x without NaN, bounded to a size that no working model reaches; the token's own hidden state still shows
+    either.
+    """
+    bound = min(BOUND, torch.finfo(x.dtype).max)  # float16 has a smaller maximum
     return x.clamp(-bound, bound).nan_to_num_(nan=0.0)
 
 
@@ -111,7 +114,9 @@ def _capped_scores(q: Tensor, keys: Tensor, scale: float | None, cap: float) -> 
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
-    """A mask with columns before it for keys of zeros, whose scores are the sink [Hk, G] and nothing."""
+    """Mask with columns in front for keys of zeros; the last of these columns has the sink scores [Hk, G], the others
+    -inf.
+    """
     before = mask.new_full((mask.shape[0], *sinks.shape, tile, SINK_KEYS), float("-inf"))
     before[..., -1] = sinks.to(mask.dtype).unsqueeze(-1)
     before = before.view(mask.shape[0], sinks.shape[0], -1, SINK_KEYS)
@@ -121,7 +126,7 @@ def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
 def _paged(
     q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, scale: float | None, cap: float | None
 ) -> Tensor:
-    """On CUDA the kernel walks the page table itself and gives a tree's nodes the bits of plain decoding."""
+    """Attention on CUDA: the kernel walks the page table itself, and a tree's nodes get the bits of plain decoding."""
     from sametoken.kernels.triton.attention import TreeTiles, paged_attention
 
     group = q.shape[1] // cache.keys.shape[2]
@@ -143,5 +148,5 @@ def _repeat(x: Tensor, tiles: int) -> Tensor:
 
 
 def tile_height(groups: int, dtype: torch.dtype) -> int:
-    """How many nodes are attended for together, padding nodes included."""
+    """Number of nodes that are attended for together, padding nodes included."""
     return TILE if dtype == torch.float32 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))

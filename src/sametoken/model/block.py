@@ -1,6 +1,6 @@
 """One block of a decoder or a head: attention that is passed in, and a gated MLP or experts, with residuals.
 
-It knows no cache and no position. Legend: T tokens of the whole batch, H hidden size.
+It handles neither cache nor positions. Legend: T tokens of the whole batch, H hidden size.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Block(nn.Module):
     """Attention and gated MLP with residuals, and with norms before them, after them or both.
 
     Args:
-        reads: width of what attention reads, the hidden size unless given.
+        reads: width of the input of attention, the hidden size unless given.
 
     Attributes:
-        rope: of this layer, None where it rotates nothing.
-        rotated_eps: of a norm without weights over each head after rotation, None where there is none.
-        sinks: [query heads] a score that takes part in each softmax, None for none; the caller of `attend` has it.
-        latent: in the place of `qkv`, which such a block does not have; None where it has that.
-        experts: in the place of `gate_up` and `down`, which such a block does not have; None where it has those.
-        ranks: with whom it computes, each a part of the heads and of the MLP; None for nobody.
+        rope: of this layer, None for a layer without rotation.
+        rotated_eps: epsilon of a norm without weights over each head after rotation, None for no such norm.
+        sinks: [query heads] a score that takes part in each softmax, None for none; passed by the caller of `attend`.
+        latent: latent attention, in place of `qkv`; None for a block with `qkv`.
+        experts: mixture of experts, in place of `gate_up` and `down`; None for a block with those.
+        ranks: processes that compute the block together, each a part of the heads and of the MLP; None for one process.
     """
 
     ranks: Ranks | None = None
@@ -78,12 +78,12 @@ class Block(nn.Module):
         self.down = Linear(intermediate, hidden, config.mlp_bias, dtype, format)
 
     def forward(self, x: Tensor, rope: Rotation | None, attend: Attend) -> Tensor:  # [T, H] -> [T, H]
-        """The hidden states after the block; `rope` is None if and only if the block's own is."""
+        """Hidden states after the block; `rope` is None if and only if the block's own is."""
         x = x + self.attention(x if self.attention_norm is None else self.attention_norm(x), rope, attend)
         return x + self.feed_forward(x)
 
     def attention(self, read: Tensor, rope: Rotation | None, attend: Attend) -> Tensor:  # [T, reads] -> [T, H]
-        """What attention adds to the hidden state, from its normed input."""
+        """Contribution of attention to the hidden state, from its normed input."""
         if self.latent is not None and rope is not None:
             interleaved = self.rope is not None and self.rope.interleaved
             sums = self.latent(read, rope, interleaved, lambda q, k: attend(q, k, k, self.layer, self.window))
@@ -101,14 +101,14 @@ class Block(nn.Module):
         return self._added(self.out(attend(q, k, v, self.layer, self.window)), self.attention_out_norm)
 
     def feed_forward(self, x: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """What the gated MLP or the experts add."""
+        """Contribution of the gated MLP or of the experts to the hidden state."""
         read = x if self.mlp_norm is None else self.mlp_norm(x)
         fed: Tensor
         fed = self.experts(read) if self.experts is not None else self.down(gated(self.activation, self.gate_up(read)))
         return self._added(fed, self.mlp_out_norm)
 
     def _added(self, result: Tensor, norm: RMSNorm | None) -> Tensor:  # [T, H] -> [T, H]
-        """What a result adds to the hidden state."""
+        """Sum a partial result over the ranks, then norm and scale it for the residual."""
         if self.ranks is not None:
             partial = result.to(torch.float32).contiguous()
             self.ranks.sum(partial)
@@ -119,6 +119,6 @@ class Block(nn.Module):
 
 
 def _normed(norm: RMSNorm, heads: Tensor) -> Tensor:  # [T, heads, D] -> [T, heads, D]
-    """Heads normed one by one or together, as wide as the norm is."""
+    """Norm each head by itself or all heads together, depending on the width of the norm."""
     normed: Tensor = norm(heads.reshape(len(heads), -1, norm.weight.shape[0]))
     return normed.view(heads.shape)

@@ -1,7 +1,7 @@
-"""The blocks of a decoder as one call of the compiled kernels: facts and weights as the structures they read.
+"""Blocks of a decoder as one call of the compiled kernels: facts and weights in the kernels' structures.
 
-Computes what `model.block.Block` computes, in its order and with its roundings; heads build on it. Whatever stands
-beside a row never shows in its bits, without blocks of rows, padded keys or trees taken apart.
+Computes the same as `model.block.Block`, in its order and with its roundings; heads build on it. The bits of a row do
+not depend on other rows, without blocks of rows, padded keys or trees taken apart.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ GATHER = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_
 
 
 def not_compiled(config: ModelConfig) -> str | None:
-    """What the kernels lack for blocks of these facts, so that torch runs them layer by layer; None for nothing."""
+    """Features of these facts that the kernels lack, so that torch runs the blocks layer by layer; None if there are
+    none.
+    """
     lacking = {
         "latent attention": config.latent is not None,
         "experts between norms other than the usual, or with multipliers": config.experts is not None
@@ -61,19 +63,19 @@ def not_compiled(config: ModelConfig) -> str | None:
 
 
 class Parts(NamedTuple):
-    """What a compiled model consists of.
+    """Parts of a compiled model.
 
     Attributes:
         config: facts of the blocks.
         blocks: in order.
         rope: makes cos and sin [positions, 1, rotated size] of a rotation on a device.
-        embed: token vectors.
+        embed: token embedding.
         norm: before the output head, None for none.
         head: output head, packed.
         ids: [outputs] int64 the target's token of each output of the head.
-        scale, cap: of the head's scores, see `ModelConfig`.
-        ranks: with whom the blocks are computed, None for nobody.
-        columns: which of the outputs `head` has, where each rank has some; None where it has all.
+        scale, cap: of the head's logits, see `ModelConfig`.
+        ranks: processes that compute the blocks together, None for one process.
+        columns: outputs that `head` computes if each rank has some of them; None if it has all.
     """
 
     config: ModelConfig
@@ -89,7 +91,7 @@ class Parts(NamedTuple):
     columns: Columns | None = None
 
     def fit(self, *others: Linear) -> bool:
-        """Whether the kernels can compute them, and `others` that belong to them."""
+        """True if the kernels can compute the parts, and `others` that belong to them."""
         if not_compiled(self.config) is not None:
             return False
         config, linears = self.config, [*chain.from_iterable(map(linears_of, self.blocks)), self.head, *others]
@@ -100,11 +102,11 @@ class Parts(NamedTuple):
 
 
 class Compiled:
-    """Blocks and output head on the CPU; what decoders and heads share.
+    """Blocks and output head on the CPU; common base of decoders and heads.
 
     Args:
         recycled: a forward after a guess reads the state after the norm.
-        join: how a head enters its first block, None for a decoder.
+        join: input of a head's first block, None for a decoder.
     """
 
     ahead = 0  # from the index that a row's next token goes to, to the position of its first guess
@@ -157,20 +159,20 @@ class Compiled:
         return x
 
     def _raise(self) -> None:
-        """Raises what was raised in calls of the kernels."""
+        """Raise the first error of callbacks in calls of the kernels."""
         if self._raised:
             raise self._raised.pop()
 
     def guess(
         self, committed: Committed, cache: KVCache, limits: Sequence[int], sampling: Sampling, worth: Worth | None
     ) -> Guesses:
-        """Reads what was committed and guesses on.
+        """Read committed tokens and draft a chain after them.
 
         Args:
-            limits: tokens of each row's continuation, drawn as the target would draw; the last one is not read.
+            limits: tokens of each row's continuation, drawn by the target's rule; the last one is not read.
             sampling: of the same rows, not `edited`.
-            worth: ends rows where guesses are not worth their time, and puts siblings beside those that are; None for
-                the most of `limits` in every row.
+            worth: ends rows where guesses are not worth their time, and adds siblings to those that are; None for the
+                full `limits` in every row.
         """
         levels, market = max(limits), None if worth is None else Market(worth, limits)
         with self._reading(committed, sampling) as (feed, draw):
@@ -184,11 +186,11 @@ class Compiled:
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Reads what was committed and grows trees from each row's last token.
+        """Read committed tokens and grow a draft tree from each row's last token.
 
         Returns:
-            [B, N] int64 each: tokens and parents, as of a `Draft`, and where a node's keys and values lie past the
-            row's length, -1 where there are none.
+            [B, N] int64 each: tokens and parents, as in a `Draft`, and the slot of a node's keys and values past the
+            row's length, -1 for none.
         """
         batch, most = len(committed.rows), max(bounds.budgets)
         found = torch.empty(3, batch, 1 + most, dtype=torch.int64)
@@ -206,7 +208,9 @@ class Compiled:
 
     @contextmanager
     def _reading(self, committed: Committed, sampling: Sampling) -> Iterator[tuple[Feed, Draw]]:
-        """What rows read and how they draw after it, for a call of the kernels inside."""
+        """Structures of the tokens that rows read, and of their sampling, for a call of the kernels inside the
+        context.
+        """
         batch, lengths = len(committed.rows), [len(tokens) for tokens in committed.tokens]
         width = max(lengths)
         tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in committed.tokens)])
@@ -235,7 +239,9 @@ class Compiled:
         return found
 
     def logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
-        """[R, outputs] float32 from rows of the last block's output [R, H]; `wanted`: some outputs, None for all."""
+        """Logits [R, outputs] in float32 from rows of the last block's output [R, H]; `wanted`: some outputs, None for
+        all.
+        """
         norm = None if self._norm is None else (self._norm.weight, self._norm.eps, self._norm.shift)
         scores = self._kernels.linear(self._head, last, torch.float32, norm, wanted)
         scores = scores if self._parts.scale == 1 else scores * self._parts.scale
@@ -247,14 +253,14 @@ class CompiledDecoder(Compiled):
 
     @staticmethod
     def of(parts: Parts) -> CompiledDecoder | None:
-        """The compiled form of a decoder, None where the kernels are missing or cannot compute it."""
+        """Compiled form of a decoder, None if the kernels are missing or cannot compute it."""
         kernels = library()
         return CompiledDecoder(parts, kernels) if kernels is not None and parts.fit() else None
 
     def __call__(
         self, tokens: Tensor, cache: KVCache, view: View, taps: Sequence[int]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Runs `tokens` [T] at the places that `view` names: the last block's output and the taps, each [T, H]."""
+        """Run `tokens` [T] at the places in `view`; return the last block's output and the taps, each [T, H]."""
         shape = tokens.shape[0], self._model.hidden
         found = {tap: torch.empty(shape, dtype=torch.bfloat16) for tap in taps}
         outputs = [found.get(layer) for layer in range(self._model.layers)]
@@ -271,7 +277,7 @@ def _span(span: Span, ancestor_mask: Tensor) -> CSpan:
 
 
 def _sum(ranks: Ranks, raised: list[BaseException]) -> Any:
-    """What the kernels call where the results of all ranks are added; Ctrl-C in it ends up in `raised`, not lost."""
+    """Callback of the kernels that sums the results of all ranks; errors, Ctrl-C included, are appended to `raised`."""
 
     def sum_here(own: int | None, numbers: int, count: int) -> None:
         if raised:
@@ -285,7 +291,7 @@ def _sum(ranks: Ranks, raised: list[BaseException]) -> Any:
 
 
 def _gather(ranks: Ranks, columns: Columns | None, raised: list[BaseException]) -> Any:
-    """The same where all ranks get the outputs of all."""
+    """Callback of the kernels that gathers the outputs of all ranks; errors are appended to `raised`."""
 
     def gather_here(own: int | None, part: int, begins: int, rows: int, stride: int, found: int) -> None:
         if raised or columns is None:

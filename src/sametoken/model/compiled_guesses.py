@@ -1,4 +1,4 @@
-"""What the compiled kernels read before they guess, what bounds and prices their guesses, and the guesses as they come.
+"""Inputs, bounds, prices and results of the drafts of compiled kernels.
 
 Plain values, and the structure of prices that kernels/cpu/stop.h reads. Legend: B rows, N nodes of a draft.
 """
@@ -18,12 +18,12 @@ from sametoken.kernels.cpu.structures import CWorth, struct_of
 
 
 class Committed(NamedTuple):
-    """What rows of a cache read before they guess.
+    """Committed tokens that rows of a cache read before they draft.
 
     Attributes:
-        rows, starts: of the page table, and their lengths there, where the tokens go.
+        rows, starts: rows of the page table, and their lengths there, where the tokens go.
         tokens: one or more for each row; guesses follow the last one.
-        features: [tokens of all rows, W] what a head reads beside them, rows one after the other; None for a decoder.
+        features: [tokens of all rows, W] features that a head reads with them, row after row; None for a decoder.
     """
 
     rows: Sequence[int]
@@ -42,7 +42,7 @@ class Committed(NamedTuple):
 
 
 class TreeBounds(NamedTuple):
-    """What trees of guesses may become.
+    """Bounds of draft trees.
 
     Attributes:
         branches: children of a node, and nodes of a level that are expanded.
@@ -59,12 +59,12 @@ class Guesses(NamedTuple):
     """Continuations of B rows.
 
     Attributes:
-        tokens: [B, N] int64, each row's last token and what follows, padded past its end.
-        shares: [B, levels, K] float32 in 0 .. 1, how clearly each candidate of a draw won it: its p / E over the sum of
-            all tokens', E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
-        ended: what was made and kept, where rows ended one by one.
-        tree: then parents, as of a `Draft`, and where a node's keys and values lie past the row's length, -1 for
-            nowhere; [B, N] each.
+        tokens: [B, N] int64, each row's last token and its continuation, padded past its end.
+        shares: [B, levels, K] float32 in 0 .. 1, share of each candidate in a draw: its p / E over the sum of all
+            tokens' p / E, E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
+        ended: candidates made and kept, if rows ended one by one.
+        tree: parents, as in a `Draft`, and the slot of a node's keys and values past the row's length, -1 for none; [B,
+            N] each.
     """
 
     tokens: Tensor
@@ -74,7 +74,7 @@ class Guesses(NamedTuple):
 
 
 class Market:
-    """What the kernels read of a worth, and what they write of the drafts that follow."""
+    """Inputs of the kernels from a worth, and their results for the drafts that follow."""
 
     def __init__(self, worth: Worth, limits: Sequence[int]) -> None:
         rows, ranks, levels = len(limits), len(worth.chances), max(limits)

@@ -1,6 +1,6 @@
-"""The blocks of a decoder or a head as the structures that the compiled kernels read.
+"""Blocks of a decoder or a head as the structures that the compiled kernels read.
 
-Structures point into the blocks' tensors, so whoever holds a structure keeps its block.
+Structures point into the blocks' tensors, so the owner of a structure must keep its block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm", "attention_out_norm",
 
 
 def blocks_of(module: nn.Module) -> list[Block]:
-    """The blocks of a decoder or a head, in order."""
+    """Blocks of a decoder or a head, in order."""
     return cast("list[Block]", list(cast("nn.ModuleList", module.blocks)))
 
 
@@ -36,7 +36,7 @@ def linears_of(block: Block) -> list[Linear]:
 
 
 def packed(linear: Linear) -> PackedWeight:
-    """The weight of a linear that is packed for the kernels."""
+    """Weight of a linear in the kernels' packed layout."""
     assert linear.native is not None
     return linear.native
 

@@ -1,4 +1,4 @@
-"""Architecture facts: what a `config.json` says of a decoder, in our words; `families.py` knows the families."""
+"""Architecture facts of a decoder, read from a `config.json`; `families.py` has the differences between families."""
 
 from __future__ import annotations
 
@@ -18,41 +18,43 @@ from sametoken.model.unsupported import refused_architecture, refused_format
 from sametoken.runtime.ranks import Columns
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-MOST_PLAIN_KEYS = 8  # of a block beside a model with latent attention
+MOST_PLAIN_KEYS = 8  # key heads of a block beside a model with latent attention
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Everything the decoder needs to know of an architecture.
+    """All facts of an architecture that the decoder uses.
 
     Attributes:
         architecture: name in `config.json`, for example "LlamaForCausalLM".
         family: the `model_type` of transformers, for example "llama" or "qwen3_moe".
         sinks: a learned score per query head takes part in the softmax of attention, without a key (gpt-oss).
-        experts: of blocks that have them in place of one MLP, None where all blocks are dense.
-        qkv_bias, out_bias, mlp_bias: which linears carry a bias.
+        experts: facts of the blocks with experts in place of one MLP, None if all blocks are dense.
+        qkv_bias, out_bias, mlp_bias: true if these linears have a bias.
         qk_norm: an RMS norm over each query and key head before rotation (Qwen 3), or over all heads together if
             `whole_qk_norm` (OLMo 2).
-        norms: where a block norms: "before" attention and MLP, "after" them, or both.
-        norm_shift: what is added to the weights of norms (Gemma's files hold them less 1).
-        embed_scale, residual_scale, logits_scale: what token vectors, the results of attention and MLP, and the output
-            layer's products are multiplied by.
-        attention_scale: what the products of queries and keys are multiplied by, None for 1 / sqrt(head_dim).
+        norms: positions of a block's norms: "before" attention and MLP, "after" them, or both.
+        norm_shift: number added to the weights of norms (Gemma's files store them minus 1).
+        embed_scale, residual_scale, logits_scale: factors of token embeddings, of the results of attention and MLP, and
+            of the output layer's products.
+        attention_scale: factor of the products of queries and keys, None for 1 / sqrt(head_dim).
         attention_cap, logits_cap: scores become cap tanh(score / cap), before the softmax and at the end; None for no
             cap.
-        sliding_windows: per layer, how many tokens a query sees, itself included; None is full attention.
-        chunked: windows stand side by side, and a query sees the one that it is in, up to itself (Llama 4).
+        sliding_windows: per layer, the number of tokens that a query sees, itself included; None for full attention.
+        chunked: windows are adjacent chunks, and a query sees its own chunk up to itself (Llama 4).
         rotated_norm: queries and keys of rotated layers have a norm without weights after rotation.
         query_scale: (floor, gain) of layers without rotation, whose queries grow with their position, see
-            `rotary.query_scales`; None where they do not.
+            `rotary.query_scales`; None if they do not.
         rope: of the layers with full attention.
-        layer_ropes: of each layer where they differ, None for a layer without rotation; () where all have `rope`.
-        max_position: positions the decoder has rotations for: the model's own limit, or the engine's where it has one.
-        further_layers: blocks behind the last one that files may hold, which guess more tokens (MTP) and are left out.
-        latent: attention reads one small vector for each token (MLA of DeepSeek), None where it has keys and values.
+        layer_ropes: rotation of each layer if they differ, None for a layer without one; () if all have `rope`.
+        max_position: number of positions with rotations: the model's own limit, or the engine's if it has one.
+        further_layers: blocks after the last one that files may contain, which predict more tokens (MTP) and are left
+            out.
+        latent: facts of attention over one small vector per token (MLA of DeepSeek), None for attention with keys and
+            values.
         dtype: torch name of the dtype that the weights were saved in.
-        columns: which logits a rank computes, None where there is one process.
+        columns: logits that a rank computes, None for one process.
     """
 
     architecture: str
@@ -98,7 +100,7 @@ class ModelConfig:
 
     @property
     def head_outputs(self) -> int:
-        """Logits that the output head of this process has."""
+        """Number of logits of this process's output head."""
         columns = self.columns
         return self.vocab_size if columns is None or columns.whole_head else len(columns.own)
 
@@ -114,12 +116,12 @@ class ModelConfig:
 
     @property
     def usual_attention(self) -> bool:
-        """Whether attention is a softmax of products, in windows or not, with nothing else in it."""
+        """True if attention is a softmax of products, in windows or not, with nothing else in it."""
         return not (self.sinks or self.attention_cap or self.chunked or self.query_scale)
 
     @property
     def refused_on_cuda(self) -> str | None:
-        """The sentence about what the kernels there lack for this model, None for nothing."""
+        """Error message about a feature of this model that the CUDA kernels lack, None if there is none."""
         lacking = {
             "attention with sinks (gpt-oss)": self.sinks,
             "latent attention (DeepSeek)": self.latent is not None,
@@ -130,18 +132,20 @@ class ModelConfig:
 
     @property
     def cached_heads(self) -> int:
-        """Keys that a layer keeps of a token."""
+        """Number of keys that a layer caches for a token."""
         return self.num_kv_heads if self.latent is None else 1
 
     @property
     def cached_parts(self) -> tuple[int, ...]:
-        """Numbers of the parts of such a key that have scales of their own where a cache rounds them."""
+        """Sizes of the parts of such a key that have scales of their own if the cache rounds them."""
         return (self.head_dim,) if self.latent is None else (self.latent.rotated, self.latent.rank)
 
     @property
     def plain_heads(self) -> dict[str, int]:
-        """Numbers of query and key heads and their size, for a block with keys and values beside this model: its own,
-        or heads of the size of its values, with 8 keys or fewer, where all of its heads read one latent."""
+        """Number of query and key heads and their size, for a block with ordinary keys and values beside this model.
+
+        They are the model's own; for latent attention, heads of the size of its values, with at most 8 keys.
+        """
         if self.latent is None:
             return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
         size = self.latent.value + self.latent.value % 2  # numbers are rotated in pairs
@@ -150,22 +154,22 @@ class ModelConfig:
 
     @property
     def shared_values(self) -> bool:
-        """Whether keys are the values too."""
+        """True if the cached keys are also the values."""
         return self.latent is not None
 
     @property
     def read_size(self) -> int:
-        """Width of what the output layer of attention reads."""
+        """Width of the input of attention's output layer."""
         return self.q_size if self.latent is None else self.num_heads * self.latent.value
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """The rotation of each layer, None for none."""
+        """Rotation of each layer, None for none."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
     @property
     def parameters(self) -> int:
-        """Numbers in the weights."""
+        """Number of parameters of the weights."""
         hidden, width = self.hidden_size, self.intermediate_size
         norms = self.qk_norm * (self.q_size + self.kv_size if self.whole_qk_norm else 2 * self.head_dim)
         attention = hidden * (self.q_size + 2 * self.kv_size)
@@ -188,11 +192,12 @@ class ModelConfig:
 
         Args:
             config: the file's content.
-            max_seq_len: the engine's context limit in tokens, by default the model's own; longrope chooses by it.
+            max_seq_len: the engine's context limit in tokens, by default the model's own; it decides the factors of
+                longrope.
 
         Raises:
             UnsupportedModelError: the architecture, rotary kind, activation, dtype or quantisation is not implemented.
-            CheckpointError: a key is missing or its value is not of the kind it must be.
+            CheckpointError: a key is missing or its value is of the wrong type.
             ConfigError: `max_seq_len` is below 1.
         """
         if max_seq_len is not None and max_seq_len < 1:
@@ -208,7 +213,9 @@ class ModelConfig:
 
 
 def _inner(outer: Keys, family: Family) -> Keys:
-    """The keys of the decoder in a model that reads images too; what both levels state of the whole is the outer's."""
+    """Keys of the decoder inside a model that also reads images; keys that both levels state come from the outer
+    one.
+    """
     names = "architectures", "eos_token_id", "bos_token_id", "dtype", "torch_dtype"
     whole = {key: outer.values.get(key) for key in names if outer.values.get(key) is not None}
     if not family.inner_tie:
@@ -217,7 +224,7 @@ def _inner(outer: Keys, family: Family) -> Keys:
 
 
 def _plain(keys: Keys, defaults: Defaults) -> ModelConfig:
-    """A decoder with full attention and without biases; the family's function says what differs."""
+    """Decoder with full attention and without biases; the family's function adds its differences."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", most=MOST_HEADS)
     layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
     absent_kv = defaults.num_kv_heads if "num_key_value_heads" not in keys.values else None

@@ -1,4 +1,4 @@
-"""The facts of one rank's part of a decoder: its own heads, its share of the MLP and of the logits, the rest whole."""
+"""Architecture facts of one rank's part of a decoder: its own heads, its share of MLP and logits, the rest whole."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ OPTION = "tensor_parallel_size"
 
 
 def cut(config: ModelConfig, part: RankPart, option: str = OPTION) -> ModelConfig:
-    """The facts of a part of a decoder.
+    """Facts of a part of a decoder.
 
     Args:
-        option: by which the user asked for so many parts.
+        option: the option with which the user set the number of parts.
 
     Raises:
-        ConfigError: the heads or the MLP cannot be divided by so many ranks; says which numbers can.
+        ConfigError: the heads or the MLP cannot be divided among so many ranks; the message lists possible numbers.
         UnsupportedModelError: a layer needs the heads of all ranks at once.
     """
     if part.size == 1:

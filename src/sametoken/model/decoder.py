@@ -1,4 +1,4 @@
-"""The one decoder of every family: embed, blocks, norm, head. It serves trees over a cache view and yields taps.
+"""The one decoder of every family: embedding, blocks, norm, head. It runs trees over a cache view and returns taps.
 
 A tap is the output of block i (0-based), before the final norm. Legend: T tokens of the whole batch, H hidden size,
 V vocabulary.
@@ -36,7 +36,7 @@ class Hidden(NamedTuple):
 
     Attributes:
         last: [T, H] output of the last block, before the final norm.
-        taps: one [T, H] per wanted tap, in the order asked for.
+        taps: one [T, H] per wanted tap, in the given order.
     """
 
     last: Tensor
@@ -52,12 +52,12 @@ def attend_in(
     chunked: bool = False,
     query_scales: Sequence[Tensor | None] = (),
 ) -> Attend:
-    """Attention over a view of a cache, which takes the new keys and values.
+    """Attention over a view of a cache, into which the new keys and values are written.
 
     Args:
-        sinks: of each layer, none where no layer has them.
-        scale, cap: of the scores; chunked: what windows are, see `ModelConfig`.
-        query_scales: [T, 1, 1] of each layer, by which queries are multiplied, none where no layer has them.
+        sinks: of each layer, empty if no layer has them.
+        scale, cap: of the scores; chunked: windows are chunks, see `ModelConfig`.
+        query_scales: [T, 1, 1] factors of the queries of each layer, empty if no layer has them.
     """
 
     def attend_here(q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
@@ -86,10 +86,10 @@ class Decoder(nn.Module):
     Args:
         config: architecture facts; its `max_position` bounds the rotary tables.
         dtype: of weights and activations.
-        format: what the linears are quantised to when they are packed, None for nothing.
+        format: format to which linears are quantised when they are packed, None for no quantisation.
 
     Attributes:
-        ranks: with whom it computes, see `join`; None for nobody.
+        ranks: processes that compute together, see `join`; None for one process.
     """
 
     ranks: Ranks | None = None
@@ -109,12 +109,14 @@ class Decoder(nn.Module):
 
     @cached_property
     def native(self) -> CompiledDecoder | None:
-        """The blocks as one call of the compiled kernels, where these can; ask when all weights are there."""
+        """Blocks as one call of the compiled kernels, None if these cannot compute them; read it only after loading the
+        weights.
+        """
         head = self.output_head
         if head is None or head.native is None:
             return None
         columns = self.config.columns
-        if columns is not None and head.out_features > len(columns.own):  # it has all of them
+        if columns is not None and head.out_features > len(columns.own):  # the head has all outputs
             columns = None
         ids = torch.arange(head.out_features if columns is None else columns.begins[-1])
         parts = Parts(
@@ -129,34 +131,36 @@ class Decoder(nn.Module):
 
     @property
     def output_head(self) -> Linear | None:
-        """What `project` multiplies with: the output head, or the token vectors in its place."""
+        """Matrix of `project`: the output head, or the token embedding in its place."""
         return self.embed.head if self.head is None else self.head
 
     @property
     def least_rows(self) -> int:
-        """Fewest tokens of a forward: torch computes a lone row with another kernel than two, see `model.linear`."""
+        """Fewest tokens of a forward: torch computes a single row with another kernel than two, see `model.linear`."""
         return 1 if self.native is not None or self.embed.device.type == "cuda" else 2
 
     def set_deterministic(self, deterministic: bool) -> None:
-        """Whether a token's numbers may depend on what is computed beside it; they do not unless this is turned off."""
+        """Set whether the numbers of a token must not depend on the rest of the batch; they must not by default."""
         for module in self.modules():
             if isinstance(module, Linear | Embedding):
                 module.deterministic = deterministic
 
     def join(self, ranks: Ranks) -> None:
-        """Computes with others from now on; `config` and the weights are those of this rank's part."""
+        """Compute with other ranks from now on; `config` and the weights are those of this rank's part."""
         self.ranks = ranks
         for block in blocks_of(self):
             block.ranks = ranks
 
     def owns(self, cache: KVCache) -> KVCache:
-        """Its own cache; where ranks compute together, the others move in theirs what is moved in this one."""
+        """Prepare the decoder's own cache: with several ranks, a commit in this one is repeated in the others'."""
         if self.ranks is not None:
             cache.on_commit = self.ranks.commit
         return cache
 
     def rope_tables(self, device: torch.device, rope: RopeConfig | None = None) -> Rotation:
-        """cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless given."""
+        """Tables of cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless
+        given.
+        """
         rope = rope or self.config.rope
         if rope not in self._tables:  # not in __init__, which may run on the meta device
             cos, sin = rope_tables(rope, self.config.max_position, device, self.dtype)
@@ -164,13 +168,17 @@ class Decoder(nn.Module):
         return self._tables[rope]
 
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
-        """cos and sin [T, 1, rotated size] at `positions` [T] of each layer, None for a layer without rotation."""
+        """Values of cos and sin [T, 1, rotated size] at `positions` [T] for each layer, None for a layer without
+        rotation.
+        """
         ropes = {rope for rope in self.config.ropes if rope is not None}
         found = {rope: rope_at(self.rope_tables(positions.device, rope), positions) for rope in ropes}
         return [None if rope is None else found[rope] for rope in self.config.ropes]
 
     def _query_scales(self, positions: Tensor) -> list[Tensor | None]:
-        """[T, 1, 1] at `positions` [T] of each layer, None where queries are as they are."""
+        """Factors [T, 1, 1] of queries at `positions` [T] for each layer, None for a layer whose queries are not
+        scaled.
+        """
         config = self.config
         if config.query_scale is None:
             return []
@@ -180,12 +188,12 @@ class Decoder(nn.Module):
         return [found if rope is None else None for rope in config.ropes]
 
     def scaled(self, vectors: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """Token vectors as they enter the first block."""
+        """Token embeddings scaled for the first block."""
         scale = self.config.embed_scale  # rounded to the vectors' dtype, as Gemma's code does
         return vectors if scale == 1 else vectors * torch.tensor(scale, dtype=vectors.dtype, device="cpu").item()
 
     def forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...] = ()) -> Hidden:
-        """Runs `tokens` [T] (padding is -1) at the places that `view` names; T >= `least_rows`."""
+        """Run `tokens` [T] (padding is -1) at the places in `view`; T >= `least_rows`."""
         if self.ranks is None:
             return self._forward(tokens, cache, view, taps)
         self.ranks.begin(tokens, view)
@@ -194,7 +202,7 @@ class Decoder(nn.Module):
         return hidden
 
     def _forward(self, tokens: Tensor, cache: KVCache, view: View, taps: tuple[int, ...]) -> Hidden:
-        """The same in this process."""
+        """Run the forward in this process only."""
         if self.native is not None:
             return Hidden(*self.native(tokens, cache, view, taps))
         config, x = self.config, self.scaled(self.embed(tokens.clamp(min=0)))
@@ -210,7 +218,7 @@ class Decoder(nn.Module):
         return Hidden(x, tuple(outputs[i] for i in taps))
 
     def run(self, tokens: Tensor, cache: KVCache, spans: Sequence[Span], taps: tuple[int, ...] = ()) -> Hidden:
-        """Runs `tokens` [T], T >= 1, at the places of `spans`, with a padding node where `least_rows` asks for it."""
+        """Run `tokens` [T], T >= 1, at the places of `spans`, with a padding node if `least_rows` requires it."""
         if tokens.shape[0] >= self.least_rows:
             return self(tokens, cache, cache.view(spans), taps)  # type: ignore[no-any-return]
         padded = torch.cat([tokens, torch.full_like(tokens, PADDING)])
@@ -220,7 +228,7 @@ class Decoder(nn.Module):
     def guess(
         self, read: Committed, cache: KVCache, limits: Sequence[int], sampling: Sampling, worth: Worth | None = None
     ) -> Guesses | None:
-        """See `Compiled.guess`: one call in each rank; None where the compiled kernels cannot."""
+        """Draft a chain, see `Compiled.guess`: one call in each rank; None if the compiled kernels cannot."""
         if self.native is None or sampling.edited:
             return None
         if self.ranks is None:
@@ -233,13 +241,15 @@ class Decoder(nn.Module):
     def grow(
         self, read: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """See `Compiled.grow`; None where the compiled kernels cannot, and of several ranks, which run each level."""
+        """Draft trees, see `Compiled.grow`; None if the compiled kernels cannot, and with several ranks, which run each
+        level.
+        """
         if self.native is None or sampling.edited or self.ranks is not None:
             return None
         return self.native.grow(read, cache, bounds, sampling)
 
     def logits(self, last: Tensor) -> Tensor:
-        """[R, V] from the rows `last` [R, H] of `Hidden.last`; of several ranks, on rank 0."""
+        """Logits [R, V] from the rows `last` [R, H] of `Hidden.last`; with several ranks, on rank 0."""
         columns = self.config.columns
         if self.ranks is None or columns is None:
             return self._logits(last)
@@ -248,7 +258,7 @@ class Decoder(nn.Module):
         return self.ranks.gather(own.to(torch.float32).contiguous(), columns.begins).to(own.dtype)
 
     def _logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
-        """Those that the head of this process has, or those `wanted` of the whole vocabulary."""
+        """Logits of this process's head, or the `wanted` ones of the whole vocabulary."""
         head = self.output_head
         if wanted is not None and head is not None and head.out_features == len(wanted):
             wanted = None
@@ -260,6 +270,6 @@ class Decoder(nn.Module):
         return scores if cap is None else capped(scores, cap)
 
     def project(self, normed: Tensor) -> Tensor:  # [R, H] -> [R, V]
-        """The output layer alone, for hidden states after the final norm; its scores are not capped."""
+        """Apply the output layer alone to hidden states after the final norm; its logits are not capped."""
         projected: Tensor = self.embed.project(normed) if self.head is None else self.head(normed)
         return projected if self.config.logits_scale == 1 else projected * self.config.logits_scale

@@ -1,4 +1,4 @@
-"""Facts of a mixture of experts, and how a `config.json` states them; `experts.py` computes with them."""
+"""Facts of a mixture of experts, read from a `config.json`; `experts.py` computes with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sametoken.errors import CheckpointError, shown
 from sametoken.model.keys import MOST_LAYERS, Keys
 
 MOST_EXPERTS = 1 << 12
-TOKEN_WORK = 0.05  # of a token's arithmetic, as a share of the time that reading the weights for it takes
+TOKEN_WORK = 0.05  # time of a token's arithmetic as a share of the time to read its weights
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class ExpertConfig:
         chosen: experts that compute for a token.
         width: intermediate size of an expert.
         normalised: the weights of the chosen experts sum to 1.
-        layers: per layer, whether it has experts.
+        layers: per layer, true if it has experts.
         shared: intermediate size of an expert that computes for every token, times a gate of its own; 0 for none.
         bias: the router and the experts have biases.
         clamp: (gain, limit) of gpt-oss's activation, (min(limit, up) + 1) gate sigmoid(gain gate); None for the usual.
         sigmoid: an expert's score is the sigmoid of its logit, not its share in the softmax of all.
         choice_bias: a learned bias per expert, added to the scores by which experts are chosen, not to their weights.
-        groups: experts stand in so many groups of equal size, and are chosen from the best `chosen_groups` of them.
-        group_best: so many of a group's best scores are summed to the group's own.
-        weight_scale: what the weights of the chosen experts are multiplied by.
-        shared_gate: the shared expert has a gate; without it its result counts whole.
-        weighted_input: an expert's weight multiplies what it reads, not its result (Llama 4); experts are chosen by
-            logits, which differ where sigmoids are 1.
+        groups: number of groups of equal size; experts are chosen from the best `chosen_groups` of them.
+        group_best: number of a group's best scores whose sum is the group's score.
+        weight_scale: factor of the weights of the chosen experts.
+        shared_gate: the shared expert has a gate; without it, its result has weight 1.
+        weighted_input: an expert's weight multiplies its input, not its result (Llama 4); experts are chosen by logits,
+            which differ even where sigmoids are 1.
         wide_router: the logits of experts are float32, not rounded to the dtype of the model.
     """
 
@@ -56,17 +56,21 @@ class ExpertConfig:
 
     @property
     def router_outputs(self) -> int:
-        """Numbers that the router computes for a token: a logit of each expert, and of the shared one's gate."""
+        """Number of outputs of the router for a token: a logit for each expert, and one for the shared expert's
+        gate.
+        """
         return self.count + (self.shared > 0 and self.shared_gate)
 
     def work(self, tokens: float) -> float:
-        """What a forward of `tokens` tokens does, in experts that are read: those of all tokens, which choose
-        independently, and a little for each token's own arithmetic."""
+        """Cost of a forward of `tokens` tokens, in expert reads: the experts that the tokens choose, each
+        independently, and a
+        share of `TOKEN_WORK` for each token's own arithmetic.
+        """
         read = self.count * (1 - math.pow(1 - self.chosen / self.count, tokens))
         return read + TOKEN_WORK * self.chosen * tokens
 
     def parameters(self, hidden: int) -> int:
-        """Numbers in the weights of a block's experts, its router included."""
+        """Number of parameters of a block's experts, its router included."""
         biases = (2 * self.width + hidden + 1 if self.bias else 0) + self.choice_bias
         own = self.count * (3 * hidden * self.width + biases) + 3 * hidden * self.shared
         return own + hidden * self.router_outputs
@@ -83,15 +87,15 @@ def read_experts(
     layers: tuple[bool, ...],
     shared: int = 0,
 ) -> ExpertConfig:
-    """The experts that a `config.json` states.
+    """Facts of the experts in a `config.json`.
 
     Args:
-        count_keys: what the family calls the number of experts; the first one that is there counts.
-        count, chosen: what absent keys mean.
+        count_keys: names of the number of experts in the family's files; the first one present counts.
+        count, chosen: values of absent keys.
         width, normalised, layers, shared: as in `ExpertConfig`.
 
     Raises:
-        CheckpointError: a key's value is not of its kind, or more experts are chosen than there are.
+        CheckpointError: a key's value has the wrong type, or more experts are chosen than exist.
     """
     count_key = next((key for key in count_keys if keys.values.get(key) is not None), count_keys[0])
     count = keys.integer(count_key, count, MOST_EXPERTS)
@@ -105,7 +109,7 @@ def read_experts(
 
 
 def grouped(experts: ExpertConfig, keys: Keys, absent: tuple[int, int], group_best: int) -> ExpertConfig:
-    """The same experts in the groups that a `config.json` states, by default so many and so many chosen ones.
+    """Experts with the groups of a `config.json`; `absent`: number of groups and of chosen groups if it states none.
 
     Raises:
         CheckpointError: the groups are not equal, or hold too few experts to choose from.
@@ -123,7 +127,7 @@ def grouped(experts: ExpertConfig, keys: Keys, absent: tuple[int, int], group_be
 
 
 def sparse_layers(keys: Keys) -> tuple[bool, ...]:
-    """Qwen: which layers have experts, every `decoder_sparse_step`-th one that is not in `mlp_only_layers`."""
+    """Layers with experts in Qwen: every `decoder_sparse_step`-th one that is not in `mlp_only_layers`."""
     layers, step = keys.integer("num_hidden_layers", most=MOST_LAYERS), keys.integer("decoder_sparse_step", 1)
     dense = keys.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in dense):

@@ -1,4 +1,4 @@
-"""The families with mixtures of experts as data; `families.py` has the dense ones."""
+"""Families with mixtures of experts, as data; `families.py` has the dense ones."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def _gpt_oss(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _first_dense(keys: Keys, plain: KnownFacts, group_best: int = 2, **absent: Any) -> ExpertConfig:
-    """The experts of GLM-4.5 and DeepSeek: behind some dense layers, with shared ones that have no gate.
+    """Experts of GLM-4.5 and DeepSeek: after some dense layers, with shared experts that have no gate.
 
     Args:
         group_best: see `ExpertConfig`.
-        absent: what absent keys mean.
+        absent: values of absent keys.
     """
     first = keys.integer("first_k_dense_replace", absent["first_k_dense_replace"], MOST_LAYERS, least=0)
     width = keys.integer("moe_intermediate_size", absent["moe_intermediate_size"])
@@ -102,7 +102,7 @@ def _further_layers(keys: Keys) -> int:
 
 
 def _deepseek(keys: Keys, plain: KnownFacts, *, interleaved: bool = True, wide: bool = False) -> Facts:
-    """What DeepSeek V2 and V3 share, but for the experts."""
+    """Facts that DeepSeek V2 and V3 have in common, without the experts."""
     latent = read_latent(keys, plain.num_heads)
     size = latent.unrotated + latent.rotated
     for key in ("moe_layer_freq", "ep_size"):

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router gives each token to a few small MLPs, and only the weights of those are read.
+"""A mixture of experts: a router sends each token to a few small MLPs, and only their weights are read.
 
 Each expert multiplies the rows of the tokens that chose it, and a token's results are added in the order of its own
 choices: its bits do not depend on which other tokens chose the same expert. Legend: T tokens of the whole batch,
@@ -44,8 +44,8 @@ class Experts(nn.Module):
     """The router, the experts, and the shared expert where there is one; the router is never quantised.
 
     Attributes:
-        choice_bias: [E] added to the scores by which experts are chosen, None for nothing. Always float32: what tells
-            experts apart is small beside the biases themselves.
+        choice_bias: [E] added to the scores by which experts are chosen, None for no bias. Always float32: the
+            differences between experts are small beside the biases.
     """
 
     float32 = ("choice_bias",)
@@ -64,12 +64,12 @@ class Experts(nn.Module):
 
     @property
     def every(self) -> list[GatedMLP]:
-        """The experts, and the shared one last."""
+        """Routed experts, followed by the shared one."""
         shared = [] if self.shared is None else [self.shared]
         return [*cast("list[GatedMLP]", list(self.each)), *shared]
 
     def route(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The weights of the chosen experts in float32, and which they are, [T, K] each, from logits [T, E]."""
+        """Weights (float32) and indices of the chosen experts, [T, K] each, from logits [T, E]."""
         facts = self.config
         scores = _sigmoid(logits) if facts.sigmoid else torch.softmax(logits, -1, dtype=torch.float32)
         ranks = logits.float() if facts.weighted_input else scores
@@ -101,14 +101,14 @@ class Experts(nn.Module):
 
 
 def _sigmoid(logits: Tensor) -> Tensor:  # [T, E] -> [T, E]
-    """In float32. Rows end where torch's vectors do: it computes what is left over with another function."""
+    """Sigmoid in float32. Rows are padded to torch's vector width: torch computes a remainder with another function."""
     count = logits.shape[-1]
     whole = F.pad(logits.float(), (0, -count % VECTORS))
     return in_parts(torch.sigmoid, whole)[:, :count]
 
 
 def _in_best_groups(ranks: Tensor, facts: ExpertConfig) -> Tensor:  # [T, E] -> [T, E]
-    """The same where an expert stands in one of the chosen groups, less than any other number elsewhere."""
+    """Ranks of the experts in the chosen groups; experts of other groups get -inf."""
     if facts.groups == 1:
         return ranks
     groups = ranks.view(len(ranks), facts.groups, -1)

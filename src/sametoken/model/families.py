@@ -1,6 +1,6 @@
-"""The families of decoders as data: what absent keys mean, and what a family's files say beyond a plain decoder.
+"""Families of decoders as data: values of absent keys, and differences from a plain decoder.
 
-Defaults are those of transformers' config classes: a file that leaves a key out means the same here as there.
+Defaults are those of transformers' config classes, so a file without a key means the same as in transformers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _qwen3_vl(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _gemma(keys: Keys, plain: KnownFacts, caps: tuple[float | None, float | None]) -> Facts:
-    """What Gemma 2 and 3 share; `caps` are those of the logits and of attention's scores in a file without them."""
+    """Facts that Gemma 2 and 3 have in common; `caps`: of logits and of attention scores in a file without them."""
     if keys.flag("use_bidirectional_attention", False):
         raise UnsupportedModelError(
             "config.json has 'use_bidirectional_attention' true (an encoder, as EmbeddingGemma), which is not "
@@ -66,7 +66,7 @@ def _gemma2(keys: Keys, plain: KnownFacts) -> Facts:
 
 def _gemma3(keys: Keys, plain: KnownFacts) -> Facts:
     types, windows = every(keys, plain, keys.integer("sliding_window_pattern", 6), 4096)
-    # Its code reads a cap of attention's scores and does not apply it.
+    # Its code reads a cap of attention scores and does not apply it.
     return {
         **_gemma(keys, plain, (None, None)), "attention_cap": None, "qk_norm": True, "sliding_windows": windows,
         "layer_ropes": _two_ropes(keys, plain, types, GEMMA3),
@@ -78,7 +78,7 @@ def _gemma3_vision(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _two_ropes(keys: Keys, plain: KnownFacts, types: list[str], defaults: Defaults) -> tuple[RopeConfig, ...]:
-    """The rotation of each layer where those with windows have one of their own."""
+    """Rotation of each layer in a family whose windowed layers have a rotation of their own."""
     local = read_local_rope(keys, plain.head_dim, defaults)
     return tuple(local if kind == SLIDING else plain.rope for kind in types)
 
@@ -131,7 +131,7 @@ PHI3 = Defaults(
     partial_rotation=1.0,
     eos_token_ids=(32000,),
     bos_token_ids=(1,),
-    # "su" and "yarn" are what early Phi-3 files called longrope.
+    # "su" and "yarn" are the names of longrope in early Phi-3 files.
     rope_names={"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"},
 )
 GEMMA2 = Defaults(

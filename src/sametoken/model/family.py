@@ -1,4 +1,4 @@
-"""What a family of decoders is as data, and what several families share."""
+"""Definition of a family of decoders as data, and functions that several families share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.model.window_config import FULL, SLIDING, Windows, layer_types, o
 
 
 class KnownFacts(Protocol):
-    """What is known of a decoder before its family is asked; a `ModelConfig`."""
+    """Facts of a decoder that are read before its family's function runs; a `ModelConfig`."""
 
     @property
     def num_layers(self) -> int: ...
@@ -35,8 +35,8 @@ class Family(NamedTuple):
     """One family.
 
         Attributes:
-            defaults: what absent keys mean.
-            differs: from a plain decoder, by its file.
+            defaults: values of absent keys.
+            differs: function from a file's keys to the differences from a plain decoder.
             inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
     that such files leave out. None for other models.
             inner_tie: of such a model, the decoder's own `tie_word_embeddings` counts, not that of the whole.
@@ -54,7 +54,7 @@ def biases(keys: Keys) -> Facts:
 
 
 def rotated_layers(keys: Keys, layers: int) -> list[bool]:
-    """Which layers rotate queries and keys: `no_rope_layers` has 1 for those, by default all but every fourth.
+    """Layers that rotate queries and keys: those with 1 in `no_rope_layers`, by default all but every fourth.
 
     Raises:
         CheckpointError: it is not a list of 0 and 1 for each layer.
@@ -69,7 +69,7 @@ def rotated_layers(keys: Keys, layers: int) -> list[bool]:
 
 
 def every(keys: Keys, plain: KnownFacts, step: int, window: int) -> tuple[list[str], Windows]:
-    """Types and windows of layers of which every `step`-th one sees everything, where the file does not say which."""
+    """Types and windows of layers if the file states none: every `step`-th layer has full attention."""
     absent = [FULL if (i + 1) % step == 0 else SLIDING for i in range(plain.num_layers)]
     types = list(layer_types(keys, plain.num_layers, absent))
     return types, typed_windows(types, one_window(keys, plain.num_layers, absent=window))

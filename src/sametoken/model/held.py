@@ -1,4 +1,4 @@
-"""What modules hold in memory, by the format of their weights; on the meta device what they will hold."""
+"""Memory of modules by the format of their weights; on the meta device, the memory they will need."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ KERNELS = {
 
 
 class Share(NamedTuple):
-    """Bytes of so many weights or tensors."""
+    """Bytes and number of weights or tensors."""
 
     bytes: int
     tensors: int
 
 
 def held(module: nn.Module, without: Iterable[nn.Module] = ()) -> dict[str, Share]:
-    """Bytes and modules by format, the largest first; what modules share counts once.
+    """Bytes and modules by format, the largest first; shared tensors count once.
 
     Scales, zero points and biases count as the format of their weight.
 
@@ -65,7 +65,7 @@ def held(module: nn.Module, without: Iterable[nn.Module] = ()) -> dict[str, Shar
 
 
 def summed(shares: Iterable[Mapping[str, Share]]) -> dict[str, Share]:
-    """The sums by format, the largest first."""
+    """Sums by format, the largest first."""
     found: dict[str, Share] = {}
     for each in shares:
         for name, share in each.items():
@@ -75,7 +75,7 @@ def summed(shares: Iterable[Mapping[str, Share]]) -> dict[str, Share]:
 
 
 def _format(module: nn.Module) -> str | None:
-    """The format of a linear's weight, or of token vectors, where it is no plain tensor."""
+    """Format of a linear's weight or of a token embedding, None for a plain tensor."""
     if isinstance(module, Embedding) and module.table is not None:
         return KERNELS[module.table.weight.format]
     if not isinstance(module, Linear):
@@ -88,7 +88,7 @@ def _format(module: nn.Module) -> str | None:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors inside of a value."""
+    """Yield all tensors inside a value."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -103,7 +103,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _storage(tensor: Tensor) -> tuple[Any, int]:
-    """Where a tensor's bytes lie, and how many of them are its own."""
+    """Identity of a tensor's storage, and the number of its bytes there."""
     if tensor.layout is not torch.strided:  # oneDNN's own
         return id(tensor), tensor.nbytes
     storage = tensor.untyped_storage()

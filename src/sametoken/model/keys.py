@@ -1,6 +1,6 @@
 """Typed reads of a `config.json`: every wrong or missing value becomes an error that names its key.
 
-Knows no architecture; `config.py` says which keys there are and what an absent one means.
+Independent of architectures; `config.py` has the keys and the values of absent ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Keys:
         return CheckpointError(f"{self.where} has {got} for {key!r}, expected {expected}: is this file complete?")
 
     def over(self, values: Mapping[str, Any], absent: Mapping[str, Any] | None = None) -> Keys:
-        """The same file with these values in place of its own, and others where it has none."""
+        """Copy with `values` in place of its own, and `absent` for keys that it lacks."""
         layers = [cast("MutableMapping[str, Any]", each) for each in (values, self.values, absent or {})]
         return Keys(ChainMap(*layers), self.where)
 
@@ -50,7 +50,7 @@ class Keys:
         return float(value)
 
     def optional_number(self, key: str, absent: float | None = None) -> float | None:
-        """A number, or None where the value is `null`; an absent key means `absent`."""
+        """Number of a key, None for `null`, `absent` for an absent key."""
         return None if self.values.get(key, absent) is None else self.number(key, absent)
 
     def integer(self, key: str, default: int | None = None, most: int = MOST_WIDE, least: int = 1) -> int:
@@ -87,7 +87,9 @@ class Keys:
         return tuple(float(x) for x in value)
 
     def token_ids(self, key: str, default: tuple[int, ...]) -> tuple[int, ...]:
-        """One id, a list of ids, or `null` or a negative one for none; only an absent key means the default."""
+        """Token ids of a key: one id, a list, or `null` or a negative id for none; only an absent key means the
+        default.
+        """
         value = self.values.get(key, list(default))
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(x, bool) or not isinstance(x, int) for x in ids):

@@ -1,4 +1,4 @@
-"""Latent attention (MLA): the cache holds one small vector for each token and layer, whatever the number of heads.
+"""Latent attention (MLA): the cache holds one small vector for each token and layer, for any number of heads.
 
 A head's key is W_k c and its value W_v c, for the latent c of a token. Then q (W_k c) = (W_k^T q) c, and a sum of
 values is W_v times the same sum of latents: queries are multiplied by W_k^T before attention, its results by W_v after
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from sametoken.model.config import ModelConfig
 
 EPS = 1e-6  # of the norms here, whatever the model's is
-ROWS = 16  # of one product with every head's matrix: a row's bits may depend on how many there are
+ROWS = 16  # rows of one product with every head's matrix: a row's bits may depend on their number
 
 
 class HeadProducts(nn.Module):
-    """W_k and W_v of every head as files hold them, [H * (unrotated + value), rank]; they are never quantised."""
+    """Matrices W_k and W_v of every head in the layout of files, [H * (unrotated + value), rank]; never quantised."""
 
     dense = True
 
@@ -39,13 +39,13 @@ class HeadProducts(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, latent.rank, dtype=dtype), requires_grad=False)
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """W_k [H, unrotated, rank] and W_v [H, value, rank]."""
+        """Matrices W_k [H, unrotated, rank] and W_v [H, value, rank]."""
         keys, values = torch.split_with_sizes(self.weight.view(self.heads, sum(self.sizes), -1), self.sizes, 1)
         return keys, values
 
 
 class LatentAttention(nn.Module):
-    """What a block has in place of `qkv`."""
+    """Latent attention of a block, in place of `qkv`."""
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, dtype: torch.dtype, format: WeightFormat | None):
         super().__init__()
@@ -61,11 +61,11 @@ class LatentAttention(nn.Module):
     def forward(
         self, read: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool, attend: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
-        """The heads' results [T, H * value].
+        """Results of the heads [T, H * value].
 
         Args:
             read: [T, hidden size].
-            rope: cos and sin [T, 1, rotated]. `interleaved`: pairs stand side by side.
+            rope: cos and sin [T, 1, rotated]. `interleaved`: pairs are adjacent.
             attend: from queries [T, H, D] and keys [T, 1, D], which are the values too, to [T, H * D].
         """
         latent = self.latent
@@ -82,7 +82,7 @@ class LatentAttention(nn.Module):
 
 
 def _by_head(x: Tensor, weights: Tensor) -> Tensor:
-    """[T, H, out] from x [T, H, in] and weights [H, in, out], in products of one shape."""
+    """Product [T, H, out] of x [T, H, in] and weights [H, in, out], in products of one shape."""
     count = len(x)
     rows = F.pad(x, (0, 0, 0, 0, 0, -count % ROWS)).transpose(0, 1)
     parts = [torch.bmm(part.contiguous(), weights) for part in torch.split(rows, ROWS, 1)]

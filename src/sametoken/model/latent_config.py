@@ -1,4 +1,4 @@
-"""Facts of latent attention (MLA), and how a `config.json` states them; `latent.py` computes with them."""
+"""Facts of latent attention (MLA), read from a `config.json`; `latent.py` computes with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LatentConfig:
 
     Attributes:
         rank: size of the latent.
-        query_rank: size of the vector that queries are products of, None where they are read from the hidden state.
+        query_rank: size of the vector that queries are products of, None if they are products of the hidden state.
         rotated: rotated dimensions of a query, and of the key that all heads share.
         unrotated: the other dimensions of a query.
         value: size of a head's value.
@@ -31,7 +31,7 @@ class LatentConfig:
     bias: bool
 
     def parameters(self, hidden: int, heads: int) -> int:
-        """Numbers in the weights of a layer's attention, without its output layer."""
+        """Number of parameters of a layer's attention, without its output layer."""
         down = self.rank + self.rotated
         reads = hidden if self.query_rank is None else self.query_rank
         queries = 0 if self.query_rank is None else (hidden + 1 + self.bias) * self.query_rank
@@ -40,10 +40,10 @@ class LatentConfig:
 
 
 def read_latent(keys: Keys, heads: int) -> LatentConfig:
-    """The latent attention that a `config.json` of DeepSeek states.
+    """Facts of latent attention from a `config.json` of DeepSeek.
 
     Raises:
-        CheckpointError: a size is not one, or there are fewer keys than queries.
+        CheckpointError: a value is not a size, or there are fewer keys than queries.
     """
     if keys.integer("num_key_value_heads", heads, MOST_HEADS) != heads:
         raise CheckpointError(
@@ -62,7 +62,7 @@ def read_latent(keys: Keys, heads: int) -> LatentConfig:
 
 
 def score_scale(keys: Keys, latent: LatentConfig) -> float:
-    """What products of queries and keys are multiplied by: more where a rotation is stretched (YaRN's mscale)."""
+    """Factor of the products of queries and keys: greater for a stretched rotation (YaRN's mscale)."""
 
     scaling = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
     stated: Any = scaling.get("mscale_all_dim")

@@ -1,4 +1,4 @@
-"""Norm and gated activation: the parts of a block that know neither attention nor caches.
+"""Norm and gated activation: the parts of a block that use neither attention nor caches.
 
 Legend: T tokens of the whole batch, I intermediate size.
 """
@@ -29,7 +29,7 @@ class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension.
 
     Args:
-        shift: what is added to the weights.
+        shift: number added to the weights.
     """
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype, shift: float = 0.0) -> None:
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
 
 
 def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  # [T, 2 I] -> [T, I]
-    """activation(gate) * up, for gate and up side by side."""
+    """Product activation(gate) * up, for gate and up side by side."""
     if activation is F.silu and fused(gate_up):
         from sametoken.kernels.triton.pointwise import silu_gated
 
@@ -57,7 +57,7 @@ def gated(activation: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:  #
 
 
 def in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # [T, I] -> [T, I]
-    """A function of single elements whose results do not depend on how many rows there are."""
+    """Apply a function of single elements so that its results do not depend on the number of rows."""
     rows = max(1, WHOLE_ROWS // x.shape[-1])
     if x.device.type != "cpu" or len(x) <= rows:
         return function(x)
@@ -65,13 +65,13 @@ def in_parts(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:  # [T, 
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:  # [T, K] -> [T, K]
-    """cap tanh(score / cap): scores that never pass the cap."""
+    """Scores bounded by cap tanh(score / cap)."""
     parts = torch.split(scores / cap, WHOLE_ROWS, dim=-1)  # wider rows would be shared among threads
     return torch.cat([in_parts(torch.tanh, part) for part in parts], -1).mul_(cap)
 
 
 def clamped(gate_up: Tensor, gain: float, limit: float) -> Tensor:  # [T, 2 I] -> [T, I]
-    """gpt-oss's activation, for gate and up side by side: both are limited, and up is moved by 1."""
+    """Activation of gpt-oss, for gate and up side by side: both are limited, and up is shifted by 1."""
     gate, up = gate_up.chunk(2, dim=-1)
     limited = torch.cat([gate.clamp(max=limit), up.clamp(-limit, limit) + 1], -1)
     return gated(lambda x: x * torch.sigmoid(gain * x), limited)

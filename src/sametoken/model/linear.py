@@ -1,7 +1,7 @@
-"""Linear layers with prepacked weights, whose rows do not depend on how many rows stand beside them.
+"""Linear layers with prepacked weights, whose rows do not depend on the number of rows in the call.
 
-On CPU a bfloat16 or quantised weight is packed for the compiled kernels, which read it at the speed of memory whatever
-the number of rows. Where there are none, and in float32, it is reordered for oneDNN and multiplied as `product` does.
+On CPU a bfloat16 or quantised weight is packed for the compiled kernels, which read it at the speed of memory for any
+number of rows. Without the kernels, and in float32, it is reordered for oneDNN and multiplied as in `product`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from sametoken.model.product import can_pack, linear
 
 
 def kernels_for(weight: Tensor) -> Library | None:
-    """The compiled kernels, if they can hold this weight."""
+    """Compiled kernels, None if they cannot hold this weight."""
     return library() if device_type(weight) == "cpu" and weight.dtype == torch.bfloat16 else None
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. Built plain; `pack()` replaces the weight by its fast form once it is filled.
+    """Layer y = x W^T + b. Built plain; `pack()` replaces the filled weight by its fast form.
 
     Attributes:
-        wide: results are float32, whatever dtype the rows have.
-        format: what `pack` quantises the weight to, None for nothing.
-        packed: whether `weight` was reordered for oneDNN.
-        native: the weight in the compiled kernels' layout, where they are used.
-        stored: the quantised weight where they are not.
-        coded: a weight that another tool quantised, where they are not.
-        trained: in training, what stands for the weight and the rows; None for themselves.
+        wide: results are float32 for rows of any dtype.
+        format: format to which `pack` quantises the weight, None for no quantisation.
+        packed: true if `weight` was reordered for oneDNN.
+        native: the weight in the compiled kernels' layout, None if they are not used.
+        stored: the quantised weight, if they are not used.
+        coded: a weight that another tool quantised, if they are not used.
+        trained: in training, replacement of the weight and the rows; None for none.
     """
 
     weight: Tensor
@@ -67,10 +67,10 @@ class Linear(nn.Module):
         self._library: Library | None = None
 
     def adopt(self, row: int, part: Coded) -> None:
-        """Takes the outputs from `row` on of a weight that another tool quantised; `pack` joins the parts.
+        """Set the outputs from `row` on of a weight that another tool quantised; `pack` joins the parts.
 
         Raises:
-            ValueError: it differs from the parts that are there; says in what.
+            ValueError: it does not fit the earlier parts; the message states the difference.
         """
         for other in self._parts.values():
             if reason := differs(*alike([other, part])):
@@ -78,12 +78,12 @@ class Linear(nn.Module):
         self._parts[row] = part
 
     def packs_plain(self, device: torch.device) -> bool:
-        """Whether `place` can take the parts of a weight on a device."""
+        """True if `place` can take the parts of a weight on a device."""
         compiled = device.type == "cpu" and self.weight.dtype == torch.bfloat16 and library() is not None
         return compiled and self.format is None
 
     def place(self, row: int, part: Tensor) -> bool:
-        """Packs the outputs from `row` on of a plain weight, `part` [R, in]; False where a number is not finite."""
+        """Pack the outputs from `row` on of a plain weight, `part` [R, in]; False if a number is not finite."""
         if self._tiles is None:
             self._tiles = pair_tiles(self.out_features, self.in_features, torch.bfloat16)
         return self._tiles.put(row, part.to(torch.bfloat16), FINITE_BF16)
@@ -99,7 +99,7 @@ class Linear(nn.Module):
             self.native = packed(parts, None if self.bias is None else self.bias.detach())
 
     def pack(self) -> None:
-        """Packs the weight and frees the plain one; a second call changes nothing."""
+        """Pack the weight and free the plain one; a second call changes nothing."""
         if self.packed or self.native is not None or self.stored is not None or self.coded is not None:
             return
         if self._parts:
@@ -130,7 +130,7 @@ class Linear(nn.Module):
         del self.weight
 
     def restore(self, packed: PackedWeight) -> None:
-        """Takes a weight that is packed already, beside the plain bias.
+        """Set a packed weight; the bias stays plain.
 
         Raises:
             ValueError: it has another shape.
@@ -142,11 +142,11 @@ class Linear(nn.Module):
 
     @property
     def matrix(self) -> Tensor:
-        """[out, in] what a training forward multiplies with."""
+        """Matrix [out, in] of a training forward."""
         return self.weight if self.trained is None else self.trained.matrix(self.weight)
 
     def rows(self, x: Tensor) -> Tensor:  # [..., in] -> [..., in]
-        """What a training forward multiplies `matrix` with."""
+        """Rows of a training forward, multiplied by `matrix`."""
         return x if self.trained is None else self.trained.rows(x)
 
     def forward(self, x: Tensor) -> Tensor:  # [T, in] -> [T, out]
@@ -169,13 +169,14 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token vectors, which a tied model also reads as its output head.
+    """Token embedding, which a tied model also reads as its output head.
 
     Args:
-        tied: whether `project` is used. The compiled kernels read one packed table for both. Without them a small table
+        tied: true if `project` is used. The compiled kernels read one packed table for both. Without them a small table
             gets a second, prepacked copy, since repacking it in every call costs more than reading it; a large one is
-            read at memory speed as it is, and a copy would be felt. Quantised by `format`, the head is a copy.
-        scored: the tokens whose scores such a copy gives, None for all.
+            read at memory speed without a copy, which would take too much memory. Quantised by `format`, the head is a
+            copy.
+        scored: tokens whose logits such a copy computes, None for all.
 
     Attributes:
         weight: [count, size] the vectors; absent where another tool quantised them, tiles where `table` is bfloat16.
@@ -210,12 +211,12 @@ class Embedding(nn.Module):
         return self.weight.device if self.table is None else self.table.parts["data"].device
 
     def adopts(self, part: Coded) -> bool:
-        """Whether `adopt` can take vectors that another tool quantised."""
+        """True if `adopt` can take embeddings that another tool quantised."""
         compiled = device_type(part.codes) == "cpu" and self.dtype == torch.bfloat16 and library() is not None
         return compiled and part.rounds_blocks and len(self.scored) == self.count
 
     def adopt(self, row: int, part: Coded) -> None:
-        """Takes the vectors from `row` on as another tool quantised them; `pack` joins the parts.
+        """Set the embeddings from `row` on that another tool quantised; `pack` joins the parts.
 
         Raises:
             ValueError: see `Linear.adopt`.
@@ -223,7 +224,7 @@ class Embedding(nn.Module):
         self._coded[row] = part
 
     def pack(self) -> None:
-        """Packs the vectors, and what the head reads; a second call changes nothing."""
+        """Pack the embeddings and the output head; a second call changes nothing."""
         if self._coded:
             head = self._new_head()
             for row, part in self._coded.items():
@@ -247,7 +248,7 @@ class Embedding(nn.Module):
         self.head = head
 
     def restore(self, packed: PackedWeight, *, table: bool) -> None:
-        """Takes packed vectors (`table`), which a tied model also reads as its head, or the head alone.
+        """Set packed embeddings (`table`), which a tied model also reads as its head, or the head alone.
 
         Raises:
             ValueError: see `Linear.restore`.

@@ -1,8 +1,8 @@
-"""Products x W^T of plain torch whose rows do not depend on how many rows stand beside them.
+"""Products x W^T of plain torch whose rows do not depend on the number of rows.
 
 On CPU never one row alone (another kernel) and at most ROW_BLOCK rows a call (beyond, oneDNN blocks the reduction
 differently by row count). Both limits were measured; `tests/kernels/test_row_invariance.py` holds them. On CUDA the
-library chooses a kernel by row count, so there every product has the same number of rows, if that is asked for.
+library chooses a kernel by row count, so there every product has a fixed number of rows, if `deterministic`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PACKABLE = (torch.bfloat16, torch.float32)
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether oneDNN takes this weight prepacked on this machine."""
+    """True if oneDNN supports a prepacked form of this weight on this machine."""
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if device_type(weight) != "cpu" or weight.dtype not in PACKABLE or not available:
         return False
@@ -27,12 +27,12 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, deterministic: bool = True) -> Tensor:
-    """x W^T + b.
+    """Compute x W^T + b.
 
     Args:
         x: [M, in]; M >= 2 on CPU if `deterministic`.
-        packed: whether `weight` [out, in] was reordered for oneDNN.
-        deterministic: give a row the same bits whatever M is.
+        packed: true if `weight` [out, in] was reordered for oneDNN.
+        deterministic: compute equal bits of a row for every M.
     """
     if not deterministic:
         return _block(x, weight, bias, packed)
@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool, determi
 
 
 def in_tiles(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b in products of exactly `rows` rows, the last one padded with zeros."""
+    """Compute x W^T + b in products of exactly `rows` rows, the last one padded with zeros."""
     count = x.shape[0]
     if count <= rows:
         return F.linear(F.pad(x, (0, 0, 0, rows - count)), weight, bias)[:count]
@@ -59,12 +59,12 @@ def in_tiles(x: Tensor, rows: int, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def _whole(rows: int, block: int) -> int:
-    """Rows that blocks of two or more cover."""
+    """Number of leading rows that blocks of two or more cover."""
     return rows - 1 if rows % block == 1 else rows
 
 
 def _block(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
-    # F.linear in float32 is not oneDNN's, and its reduction depends on the number of rows; in bfloat16 it is the same.
+    # F.linear in float32 is not oneDNN's, and its reduction depends on the number of rows; in bfloat16 it is oneDNN's.
     if packed or (x.dtype == torch.float32 and can_pack(weight)):
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
     return F.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Facts of the rotary embedding, and how a `config.json` states them; `rotary.py` turns them into tables."""
+"""Facts of the rotary embedding (RoPE), read from a `config.json`; `rotary.py` turns them into tables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RopeConfig:
         kind: one of ROPE_KINDS.
         theta: base of the frequencies.
         dim: rotated dimensions of a head, `head_dim * partial_rotary_factor`.
-        max_position: positions that the whole model was made for.
+        max_position: positions for which the whole model was made.
         original_max_position: positions of pre-training, before scaling (llama3, yarn, longrope).
-        factor: context stretch; for yarn and longrope, `max_position / original_max_position` where none is given.
+        factor: context stretch; for yarn and longrope, `max_position / original_max_position` if none is given.
         attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
         short_factor, long_factor: [dim / 2] divisors of the frequencies (longrope).
-        interleaved: a pair of rotated dimensions stands side by side (GLM), not half of them apart.
+        interleaved: a pair of rotated dimensions is adjacent (GLM), not `dim / 2` apart.
         wide: rotated in float32, with tables in float32 (Llama 4, DeepSeek V2), not in the activations' dtype.
     """
 
@@ -51,18 +51,18 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a family's transformers code has where files leave a choice.
+    """Defaults of a family's transformers code for keys that files may leave out.
 
     Most are the values of absent keys, where None means "as many as query heads" and so on.
 
     Attributes:
         rope_names: the rotary kinds by their names in files.
         absent_rope: the rotation of a file that states none.
-        partial_rotation: an absent `partial_rotary_factor`, None where the code does not read it.
-        local_theta: the key, if there is one, and the default of the base for layers with a window, where their
-            rotation is another than that of the others; None where it is the same.
-        head_key: what the size of a head, or of its rotated part (DeepSeek), is called.
-        tied: an absent `tie_word_embeddings`. `activation`: its key and what an absent one means.
+        partial_rotation: an absent `partial_rotary_factor`, None if the code does not read it.
+        local_theta: the key, if there is one, and the default of the base for layers with a window, if their rotation
+            differs from that of other layers; None if not.
+        head_key: key of the size of a head, or of its rotated part (DeepSeek).
+        tied: value of an absent `tie_word_embeddings`. `activation`: its key and the value of an absent one.
     """
 
     family: str
@@ -84,7 +84,7 @@ class Defaults:
 
 
 def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
-    """The rotation of all layers, or of those with full attention where the others have one of their own."""
+    """Rotation of all layers, or of those with full attention if the others have one of their own."""
     scaling, stated = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
     if defaults.local_theta is not None:
         full = Keys(stated, "'rope_parameters' of config.json").mapping("full_attention")
@@ -100,7 +100,7 @@ def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
 
 
 def read_local_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
-    """The rotation of layers with a window, of a family in which it is another than that of the others."""
+    """Rotation of layers with a window, in a family in which it differs from that of other layers."""
     assert defaults.local_theta is not None
     key, absent = defaults.local_theta
     theta = absent if key is None else keys.number(key, absent)
@@ -140,7 +140,7 @@ def _read(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
 
 
 def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: Defaults) -> int:
-    """How many dimensions of a head are rotated.
+    """Number of rotated dimensions of a head.
 
     Only the code of Phi 3 and GLM reads `partial_rotary_factor`. The other families' plain rotation ignores it, and
     with a scaled one transformers itself cannot run such a file.
@@ -165,7 +165,7 @@ def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: Default
 
 
 def _scaled(plain: RopeConfig, rope: Keys) -> RopeConfig:
-    """`plain` with the fields that its kind reads."""
+    """Copy of `plain` with the fields of its kind read from the file."""
     stretch = plain.max_position / plain.original_max_position
     match plain.kind:
         case "linear" | "dynamic":

@@ -1,7 +1,7 @@
 """Rotary position embedding: frequencies of every kind, tables of cos and sin, and the rotation itself.
 
 Formulas are those of `transformers.modeling_rope_utils`, in its order of float32 operations. Two of its choices depend
-on the length of a forward; here a token's rotation depends on its own position and the engine alone (`frequencies`).
+on the length of a forward; here a token's rotation depends only on its position and the engine (`frequencies`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _linear(rope: RopeConfig, max_seq_len: int, device: torch.device | str) -> T
 def _dynamic(rope: RopeConfig, max_seq_len: int, device: torch.device | str) -> Tensor:
     seen = torch.arange(1, max_seq_len + 1, device=device).clamp(min=rope.max_position).unsqueeze(1)
     stretch = (rope.factor * seen / rope.max_position) - (rope.factor - 1)
-    # Two rotated dimensions have the single frequency 1 whatever the base is; the exponent has its pole there.
+    # Two rotated dimensions have the single frequency 1 for every base; the exponent has its pole there.
     theta = rope.theta * stretch ** (rope.dim / max(rope.dim - 2, 1))
     return 1.0 / (theta ** _exponents(rope, device))
 
@@ -88,13 +88,13 @@ def frequencies(rope: RopeConfig, max_seq_len: int, device: torch.device | str =
         device: of the result.
 
     Dynamic NTK stretches by the token's own position, `max(position + 1, max_position)`: equal to transformers up to
-    `max_position` and in token-by-token decoding beyond it, and the same however a prompt is cut into chunks.
+    `max_position` and in token-by-token decoding beyond it, and independent of how a prompt is cut into chunks.
     """
     return _KINDS[rope.kind](rope, max_seq_len, device)
 
 
 def attention_scaling(rope: RopeConfig) -> float:
-    """The factor on cos and sin by which yarn and longrope sharpen attention over a stretched context."""
+    """Factor of cos and sin by which yarn and longrope sharpen attention over a stretched context."""
     if rope.kind not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
@@ -113,15 +113,15 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """Tables of cos and sin that a decoder indexes by position, once per forward.
 
-    A table rather than cos(position * frequency) on the spot: vectorised cos may give an element other bits when it has
-    other neighbours.
+    A table, not cos(position * frequency) in each forward: vectorised cos may give an element other bits beside other
+    neighbours.
 
     Args:
         rope: the facts.
         max_seq_len: the engine's context limit in tokens: positions 0 .. max_seq_len - 1 have a row.
         device: of the tables.
-        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does, or not at all where
-            the rotation is `wide`.
+        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does, or not rounded if the
+            rotation is `wide`.
 
     Returns:
         cos and sin, each [max_seq_len, dim]. The sine of a pair's first member is negated: the sign of the rotation
@@ -137,8 +137,8 @@ def rope_tables(
 
 
 def query_scales(floor: float, gain: float, max_seq_len: int, device: torch.device | str = "cpu") -> Tensor:
-    """[max_seq_len] float32 by which queries at a position are multiplied: 1 up to `floor` tokens, then growing with
-    the logarithm of how often the text holds so many (Llama 4's attention temperature).
+    """Factors [max_seq_len] float32 of queries by position: 1 up to `floor` tokens, then growing with the logarithm of
+    position / floor (Llama 4's attention temperature).
 
     Args:
         floor: tokens. `gain`: of the logarithm.
@@ -152,8 +152,8 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 
     Args:
         x: [T, heads, head_dim]; queries and keys side by side need one call.
-        cos, sin: [T, 1, dim] rows of `rope_tables`; of a wider dtype than x's, they are what is computed in.
-        interleaved: pairs stand side by side, otherwise `dim / 2` apart (rotate-half); as the tables were made.
+        cos, sin: [T, 1, dim] rows of `rope_tables`; if of a wider dtype than x, the rotation is computed in that dtype.
+        interleaved: pairs are adjacent, otherwise `dim / 2` apart (rotate-half); must match the tables.
     """
     if fused(x) and cos.dtype == x.dtype:
         from sametoken.kernels.triton.pointwise import rotate
@@ -171,7 +171,9 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 
 
 def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of rotary tables; padding nodes and lookahead may stand past the last one, nobody reads them."""
+    """Rows of rotary tables at `positions`; positions of padding and lookahead past the end get the last row, which is
+    unused.
+    """
     cos, sin = tables
     at = positions.clamp(max=cos.shape[0] - 1)
     return cos[at], sin[at]

@@ -1,6 +1,6 @@
-"""What a config.json may describe that is not supported (yet): tables, and the lookup that turns a row into a sentence.
+"""Contents of a config.json that are not supported (yet): tables, and the lookup that turns a row into a sentence.
 
-A line leaves its table when the code can load what it names. Names are those of transformers' model and quantiser code.
+A line leaves its table when the code can load its subject. Names are those of transformers' model and quantiser code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sametoken.errors import shown
 
 
 class ModelGroup(NamedTuple):
-    """What a group of models is, after "is", and what to use instead."""
+    """Description of a group of models, after "is", and the alternative to use."""
 
     what: str
     instead: str
@@ -30,7 +30,7 @@ ENCODER = ModelGroup("an encoder, which writes no text", CAUSAL)
 BOTH = ModelGroup("an encoder-decoder, which is not supported", CAUSAL)
 OTHER = ModelGroup("a decoder of another family, which is not supported", "use a model of the supported families")
 
-# Names as config.json's `architectures` has them.
+# Names in the spelling of config.json's `architectures`.
 ARCHITECTURES: dict[str, ModelGroup] = {
     **dict.fromkeys(
         ("OlmoeForCausalLM", "PhimoeForCausalLM", "PhiMoEForCausalLM", "DbrxForCausalLM",
@@ -92,7 +92,7 @@ UNQUANTISED = "use the unquantised checkpoint, and --quantization int8 or int4 t
 
 
 def refused_architecture(config: Mapping[str, Any], supported: Iterable[str]) -> str | None:
-    """Why the architecture of a config.json cannot be served, None if it can.
+    """Reason why the architecture of a config.json cannot be served, None if it can.
 
     Args:
         config: the file's content; `architectures` is a list of names.
@@ -119,7 +119,7 @@ def _kind(name: str, config: Mapping[str, Any]) -> ModelGroup:
 
 
 def refused_format(config: Mapping[str, Any]) -> str | None:
-    """Why the stored weights of a config.json cannot be read, None if they can."""
+    """Reason why the stored weights of a config.json cannot be read, None if they can."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) is not None:
             return f"config.json has {key!r}: {quantised(config[key])}"
@@ -127,7 +127,7 @@ def refused_format(config: Mapping[str, Any]) -> str | None:
 
 
 def quantised(stated: Any) -> str:
-    """The sentence about weights that an object describes as quantised: their format, and what to use instead."""
+    """Error message about weights that are declared as quantised: their format, and the alternative to use."""
     stated = stated if isinstance(stated, Mapping) else {}
     method, algorithm = (stated.get(key) for key in ("quant_method", "quant_algo"))
     names = [FORMATS.get(str(name).lower(), shown(name)) for name in (method, algorithm) if name is not None]

@@ -1,4 +1,4 @@
-"""Which layers see a sliding window of keys and how wide it is, as the files of the families state it."""
+"""Sliding windows of layers: which layers have one, and its width, read from the files of each family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_WINDOW = (
     "is null), expected both or neither: is this file complete?"
 )
 
-# Per layer, how many tokens a query sees, itself included; None is full attention.
+# Per layer, the number of tokens that a query sees, itself included; None is full attention.
 Windows = tuple[int | None, ...]
 
 
@@ -25,7 +25,7 @@ def one_window(keys: Keys, layers: int, absent: int | None) -> Windows:
 
 
 def qwen_windows(keys: Keys, layers: int, alternating: bool = False) -> Windows:
-    """`layer_types` where written, else the layers from `max_window_layers` on, if windows are used at all.
+    """Windows from `layer_types`, or else for the layers from `max_window_layers` on, if windows are used at all.
 
     Args:
         alternating: without `layer_types`, it is every other layer before `max_window_layers`.
@@ -41,7 +41,7 @@ def qwen_windows(keys: Keys, layers: int, alternating: bool = False) -> Windows:
 
 
 def layer_types(keys: Keys, layers: int, absent: Sequence[str], window: str = SLIDING) -> Sequence[str]:
-    """`layer_types`, or `absent` where the file does not state them; `window` is the name of those with a window."""
+    """Value of `layer_types`, or `absent` if the file has none; `window` is the name of layers with a window."""
     types = keys.values.get("layer_types") or list(absent)
     check_layer_types(types, layers, "config.json", window)
     found: Sequence[str] = types
@@ -49,7 +49,7 @@ def layer_types(keys: Keys, layers: int, absent: Sequence[str], window: str = SL
 
 
 def typed_windows(types: Sequence[str], windows: Windows) -> Windows:
-    """The windows of the layers whose type is a sliding one.
+    """Windows of the layers whose type is sliding; None for the others.
 
     Raises:
         CheckpointError: such a layer has no window.
@@ -60,11 +60,11 @@ def typed_windows(types: Sequence[str], windows: Windows) -> Windows:
 
 
 def check_layer_types(types: Any, layers: int, where: str, window: str = SLIDING) -> None:
-    """Refuses `layer_types` that are not one known kind of attention per layer.
+    """Raise if `layer_types` is not one supported kind of attention per layer.
 
     Raises:
         CheckpointError: they are not a list of so many names.
-        UnsupportedModelError: a name is not known.
+        UnsupportedModelError: a name is not supported.
     """
     if not isinstance(types, list) or len(types) != layers or not all(isinstance(kind, str) for kind in types):
         raise CheckpointError(f"{where} has {shown(types)} for 'layer_types', expected one name per layer")

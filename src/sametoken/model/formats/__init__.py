@@ -1,1 +1,1 @@
-"""How weights are stored: each format's arithmetic in plain torch is the truth, the compiled kernel its fast path."""
+"""Storage formats of weights: the reference of each format is plain torch, its fast path a compiled kernel."""

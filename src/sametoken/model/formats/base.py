@@ -1,6 +1,6 @@
-"""What a weight format must be able to do, and the eight-bit rows that formats with integer products read.
+"""Interface of a weight format, and the eight-bit rows of formats with integer products.
 
-`dequantize` says what a stored weight means. `linear` is the format's own arithmetic in plain torch: slow, runs
+`dequantize` defines the meaning of a stored weight. `linear` is the format's own arithmetic in plain torch: slow, runs
 everywhere, and where products are integers the compiled kernel gives the same bits.
 """
 
@@ -31,28 +31,30 @@ class WeightFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name of the format for users."""
         ...
 
     def quantise(self, weight: Tensor) -> UnpackedWeight:
-        """The nearest that the format can say to `weight` [out, in]."""
+        """Quantise `weight` [out, in] to the nearest values of the format."""
         ...
 
     def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
-        """What is stored, [out, inputs] float32."""
+        """Stored weight as [out, inputs] float32."""
         ...
 
     def linear(self, x: Tensor, stored: UnpackedWeight) -> Tensor:
-        """x W^T in float32, [M, out], from x [M, in] bfloat16; a row's bits do not depend on M >= 2."""
+        """Product x W^T in float32, [M, out], from x [M, in] bfloat16; a row's bits do not depend on M >= 2."""
         ...
 
     def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
-        """The weight and its bias [out] in the compiled kernel's layout."""
+        """Weight and bias [out] in the compiled kernel's layout."""
         ...
 
 
 def signed_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in eight bits: q [M, in] int8 and scale [M, 1] float32 with x = q * scale, as the kernels round them."""
+    """Rows rounded to eight bits: q [M, in] int8 and scale [M, 1] float32 with x = q * scale, rounded as in the
+    kernels.
+    """
     wide = x.to(torch.float32)
     peak = wide.abs().amax(1, keepdim=True)
     limit = torch.full_like(peak, 127.0)  # a tensor: a number divided by a tensor is rounded twice
@@ -62,5 +64,5 @@ def signed_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def integer_product(x: Tensor, values: Tensor) -> Tensor:
-    """[M, out] float32: the exact x V^T of int8 rows [M, in] and [out, in], rounded once."""
+    """Exact product x V^T of int8 rows [M, in] and [out, in], rounded once to [M, out] float32."""
     return torch._int_mm(x, values.t().contiguous()).to(torch.float32)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def join_bits(codes: Tensor, bits: int) -> Tensor:
-    """uint8 [..., n * bits / 8] of codes below 2^bits, uint8 [..., n]; n is a multiple of 32."""
+    """Pack codes below 2^bits, uint8 [..., n], into uint8 [..., n * bits / 8]; n is a multiple of 32."""
     fields = 8 // (bits - 4)
     split = codes.view(*codes.shape[:-1], -1, 8, 4)
     low = split[..., 0::2, :] & 15 | split[..., 1::2, :] << 4
@@ -21,7 +21,7 @@ def join_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def split_bits(packed: Tensor, bits: int) -> Tensor:
-    """uint8 [..., n] codes of what `join_bits` gave."""
+    """Codes uint8 [..., n] from the result of `join_bits`."""
     units = packed.view(*packed.shape[:-1], -1, bits, 4)
     shifts = torch.arange(0, 8, bits - 4, dtype=torch.uint8, device=packed.device).view(-1, 1)
     low = torch.stack([units[..., :4, :] & 15, units[..., :4, :] >> 4], -2).flatten(-3, -2)

@@ -1,6 +1,6 @@
 """Products with rows in bytes of which 32 share a scale, in plain torch: llama.cpp's arithmetic for its own formats.
 
-blocks.h does the same operations in the same order and gives the same bits.
+blocks.h does the same operations in the same order, with equal bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROW_BLOCK = 32  # inputs of a row that are rounded to bytes with one scale
 
 
 def block_product(x: Tensor, values: Tensor, scales: Tensor, offset: Tensor | None) -> Tensor:
-    """[M, out] float32: x W^T with the rows of x rounded, W = values * scales - offset by groups of inputs.
+    """Product x W^T, [M, out] float32, with the rows of x rounded and W = values * scales - offset by groups of inputs.
 
     Args:
         x: [M, in] bfloat16, of whole blocks.

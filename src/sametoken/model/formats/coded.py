@@ -1,7 +1,7 @@
-"""Weights as other tools store them: codes of 4 or 8 bits, scaled by groups of inputs. Here is what they mean.
+"""Weights stored by other tools: codes of 4 to 8 bits, scaled by groups of inputs, and their meaning.
 
-`Coded.dequantize` in plain torch is the truth of every format; `coded_packing` has the compiled kernels' layout of the
-same codes. Which tensors of a file make a `Coded` is known in `checkpoint.quantised`.
+`Coded.dequantize` in plain torch is the reference of every format; `coded_packing` has the compiled kernels' layout of
+the codes. `checkpoint.quantised` decides which tensors of a file make a `Coded`.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ DYNAMIC = Int8("int8", dynamic=True)
 
 
 class Code(Enum):
-    """What one number of a weight is stored as; the value is the compiled kernel that reads it."""
+    """Storage of one number of a weight; the value is the compiled kernel that reads it."""
 
     FP8 = FP8  # float8_e4m3fn
-    FP4 = FP4  # 4-bit floats E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and the same below zero
-    INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless zero points say otherwise
+    FP4 = FP4  # 4-bit floats E2M1: 0, 0.5, 1, 1.5, 2, 3, 4, 6, and their negatives
+    INT4 = GROUPED_INT4  # 0 .. 15, zero at 8 unless there are zero points
     INT5 = BLOCK_INT5  # 0 .. 31, zero at 16 unless there are offsets
     INT6 = BLOCK_INT6  # 0 .. 63, zero at 32
-    INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless zero points say otherwise
+    INT8 = GROUPED_INT8  # -128 .. 127, zero at 0 unless there are zero points
 
 
 BITS = {Code.FP8: 8, Code.FP4: 4, Code.INT4: 4, Code.INT5: 5, Code.INT6: 6, Code.INT8: 8}
@@ -61,15 +61,15 @@ class Coded:
     """A weight [out, inputs]: values of codes, less zero points, times scales.
 
     Attributes:
-        code: what the codes are.
+        code: type of the codes.
         codes: [out, inputs] float8_e4m3fn or int8, [out, inputs / 2] uint8 with an even input in the low four bits, or
-            [out, inputs * 5 / 8] or [out, inputs * 6 / 8] uint8 as `bits.join_bits` gives them.
+            [out, inputs * 5 / 8] or [out, inputs * 6 / 8] uint8 from `bits.join_bits`.
         scale: [out, groups], float32, float16, bfloat16, float8_e4m3fn or float8_e8m0fnu; int8 with `step`.
         inputs: numbers of a row.
         group: consecutive inputs that share a scale; the last group may have fewer.
         factor: [out] float32, by which scales are multiplied, or divided if `divided`; None for 1.
         zero: [out, groups] int8, the code of the value zero; None for the code's own.
-        order: [inputs] int32, the input that a place of a row belongs to; None for their own order.
+        order: [inputs] int32, the input at each place of a row; None for the usual order.
         divided: see `factor`.
         dynamic: products round their rows to int8 (W8A8), each with one scale.
         block_rows: products of bfloat16 rows on a CPU round them to int8, each `ROW_BLOCK` inputs with one scale.
@@ -107,20 +107,20 @@ class Coded:
         return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
     def to(self, device: torch.device) -> Coded:
-        """The same on another device."""
+        """Copy on another device."""
         moved: dict[str, Any] = {name: tensor.to(device) for name, tensor in self._tensors().items()}
         return replace(self, **moved)
 
     def outputs(self, index: Tensor | slice) -> Coded:
-        """The outputs at `index` [out] int64, in that order; those of a slice are not copied."""
+        """Outputs at `index` [out] int64, in that order; a slice is not copied."""
         moved: dict[str, Any] = {name: value[index] for name, value in self._tensors().items() if name != "order"}
         return replace(self, **moved)
 
     def part_of_inputs(self, share: range, count: int) -> Coded:
-        """The inputs of `share`, one of `count` equal parts.
+        """Inputs of `share`, one of `count` equal parts.
 
         Raises:
-            ValueError: a group of inputs lies in two parts; says for which counts none does.
+            ValueError: a group of inputs lies in two parts; the message lists possible counts.
         """
         if self.order is not None:
             raise ValueError("its inputs lie in an order of their own (g_idx), so that they cannot be cut; use 1")
@@ -141,7 +141,7 @@ class Coded:
         return replace(self, inputs=len(share), group=min(self.group, len(share)), **cut)
 
     def values(self) -> Tensor:
-        """[out, inputs] float32: what the codes mean without zero points, scales and order."""
+        """Values of the codes, [out, inputs] float32, without zero points, scales and order."""
         if self.code in (Code.FP8, Code.INT8):
             return self.codes.to(torch.float32)
         if self.code is Code.FP4:
@@ -149,7 +149,7 @@ class Coded:
         return self.integers().to(torch.float32)
 
     def integers(self) -> Tensor:
-        """[out, inputs] int8: the same of integers."""
+        """Values of integer codes, [out, inputs] int8."""
         if self.code is Code.INT8:
             return self.codes
         if self.code in (Code.INT5, Code.INT6):
@@ -163,14 +163,14 @@ class Coded:
         return torch.stack([self.codes & 15, self.codes >> 4], 2).flatten(1)[:, : self.inputs]
 
     def scales(self) -> Tensor:
-        """[out, groups] float32."""
+        """Scales [out, groups] in float32."""
         scale = stepped(self.scale, self.step)
         if self.factor is None:
             return scale
         return scale / self.factor.unsqueeze(1) if self.divided else scale * self.factor.unsqueeze(1)
 
     def dequantize(self) -> Tensor:
-        """[out, inputs] float32, each number rounded as the tool that wrote the format does."""
+        """Weight [out, inputs] in float32, each number rounded as by the tool that wrote the format."""
         values, missing = self.values(), -self.inputs % self.group
         grouped = F.pad(values, (0, missing)).view(*self.scale.shape, self.group)
         if self.zero is not None:
@@ -182,7 +182,7 @@ class Coded:
         return found if self.order is None else torch.empty_like(found).index_copy_(1, self.order.long(), found)
 
     def dequantize_to(self, target: Tensor) -> None:
-        """Writes `dequantize` in the dtype of `target` [out, inputs], by compiled code where there is some."""
+        """Write `dequantize` in the dtype of `target` [out, inputs], with compiled code if there is some."""
         compiled = library() if target.dtype == torch.bfloat16 and target.device.type == "cpu" else None
         whole = not (self.inputs % 2 or self.group % 2) and self.codes.is_contiguous() and target.is_contiguous()
         if compiled is None or not whole or not (_is_blocks(self) or (self.code is Code.FP4 and self.factor is None)):
@@ -198,10 +198,10 @@ class Coded:
         compiled.numbers(rows)
 
     def linear(self, x: Tensor, deterministic: bool = True) -> Tensor:
-        """x W^T of rows x [M, inputs] without the compiled kernels: [M, out].
+        """Product x W^T [M, out] of rows x [M, inputs] without the compiled kernels.
 
-        The result is float32 where rows are rounded, otherwise it has x's dtype. The weight is dequantised for
-        each call, so that no more than one is there at a time.
+        The result is float32 if rows are rounded, otherwise it has x's dtype. The weight is dequantised in each call,
+        so that at most one dequantised weight is in memory.
         """
         if self.dynamic and x.device.type == "cpu":
             return DYNAMIC.linear(x, self.rounded())
@@ -212,15 +212,17 @@ class Coded:
 
     @property
     def rounds_blocks(self) -> bool:
-        """Whether `block_rows` is asked for and inputs and groups are whole blocks."""
+        """True if `block_rows` is set, and inputs and groups are whole blocks."""
         return self.block_rows and self.inputs % ROW_BLOCK == 0 and self.group in (16, ROW_BLOCK)
 
     def pack(self, bias: Tensor | None) -> PackedWeight:
-        """The compiled kernels' layout; `bias` [out] bfloat16."""
+        """Weight in the compiled kernels' layout; `bias` [out] bfloat16."""
         return packed([self], bias)
 
     def _pack(self, codes: Sequence[Tensor], bias: Tensor | None) -> PackedWeight:
-        """The same with codes of the outputs one below the other, which stand in the place of its own."""
+        """Weight in the compiled kernels' layout with the given parts of codes, stacked by outputs, in place of its
+        own.
+        """
         if self.dynamic:
             return DYNAMIC.packed(self.shape, quads(*codes), padded_outputs(self.rounded().scale), bias)
         kind = {Code.INT4: BLOCK_INT4, Code.INT8: BLOCK_INT8}.get(self.code, self.code.value)
@@ -231,16 +233,16 @@ class Coded:
         )  # fmt: skip
 
     def factors(self) -> Tensor:
-        """`factor`, with ones where there is none."""
+        """Vector `factor`, ones if there is none."""
         return torch.ones(self.shape[0], device=self.codes.device) if self.factor is None else self.factor
 
     def zeros(self) -> Tensor:
-        """`zero`, with the code's own where there is none."""
+        """Matrix `zero`, the code's own zero if there is none."""
         own = 8 if self.code is Code.INT4 else 0
         return torch.full(self.scale.shape, own, dtype=torch.int8) if self.zero is None else self.zero
 
     def rounded(self) -> UnpackedWeight:
-        """As our own int8 has it; only where `dynamic`."""
+        """Weight in our own int8 format; only if `dynamic`."""
         return UnpackedWeight(self.codes, self.scales()[:, 0].contiguous())
 
     def _factor(self) -> Tensor | None:
@@ -248,12 +250,12 @@ class Coded:
 
 
 def _columns(x: Tensor, share: range, width: int) -> Tensor:
-    """The columns [out, ...] of `share` inputs, where one has `width` inputs, in memory of their own."""
+    """Copy of the columns [out, ...] of `share` inputs, where an element spans `width` inputs."""
     return x[:, share.start // width : -(-share.stop // width)].contiguous()
 
 
 def _fp4_values(codes: Tensor) -> Tensor:
-    """float32 of codes 0 .. 15, without a table, which a captured step would have to copy to its device."""
+    """Values in float32 of codes 0 .. 15, without a table, which a captured step would have to copy to its device."""
     size = codes & 7
     twice = torch.where(size < 2, size, ((size & 1) + 2) << ((size >> 1).clamp(min=1) - 1))
     value = twice.to(torch.float32) / 2
@@ -261,7 +263,7 @@ def _fp4_values(codes: Tensor) -> Tensor:
 
 
 def stepped(x: Tensor, step: Tensor | None) -> Tensor:
-    """[out, groups] float32: scales or offsets, each times the step of its block."""
+    """Scales or offsets [out, groups] in float32, each times the step of its block."""
     wide = x.to(torch.float32)
     if step is None:
         return wide
@@ -269,13 +271,15 @@ def stepped(x: Tensor, step: Tensor | None) -> Tensor:
 
 
 def alike(parts: Sequence[Coded]) -> list[Coded]:
-    """Blocks of different types with the same inputs, as codes of 6 or 8 bits of the smallest group, without loss."""
+    """Recode blocks of different types with equal inputs as codes of 6 or 8 bits with the smallest group,
+    without loss.
+    """
     if not any(differs(parts[0], part) for part in parts) or not all(map(_is_blocks, parts)):
         return list(parts)
     group, stepped_all = math.gcd(*(part.group for part in parts)), all(part.step is not None for part in parts)
     shifted, in_blocks = any(part.offset is not None for part in parts), all(part.rounds_blocks for part in parts)
     code = Code.INT8 if any(part.code is Code.INT8 for part in parts) or not in_blocks else Code.INT6
-    group = 16 if code is Code.INT6 else group  # as the compiled kernel has them
+    group = 16 if code is Code.INT6 else group  # the groups of the compiled kernel
 
     def spread(part: Coded) -> Coded:
         times, numbers = part.group // group, part.integers()
@@ -295,22 +299,22 @@ def alike(parts: Sequence[Coded]) -> list[Coded]:
 
 
 def _six_bits(numbers: Tensor) -> Tensor:
-    """Codes whose zero is 32, joined, of int8 [out, inputs]."""
+    """Codes of 6 bits with zero at 32, joined, from int8 [out, inputs]."""
     codes, compiled = (numbers + 32).view(torch.uint8), None if numbers.is_meta else library()
     return join_bits(codes, 6) if compiled is None else compiled.join_bits(codes, 6)
 
 
 def _is_blocks(part: Coded) -> bool:
-    """Whether a weight is one of integers without zero points, an order, factors or rows of its own."""
+    """True if a weight has integers without zero points, order, factors or rounded rows."""
     bare = part.factor is None and part.zero is None and part.order is None and not part.dynamic
     return bare and part.code in INTEGERS
 
 
 def joined(parts: Sequence[Coded]) -> Coded:
-    """Weights of the same inputs, one below the other: nothing is rounded again.
+    """Stack weights of equal inputs by outputs, without rounding again.
 
     Raises:
-        ValueError: they cannot be one weight; says what differs.
+        ValueError: they cannot be one weight; the message states the difference.
     """
     parts = alike(parts)
     first = parts[0]
@@ -334,7 +338,7 @@ def joined(parts: Sequence[Coded]) -> Coded:
 
 
 def packed(parts: Sequence[Coded], bias: Tensor | None) -> PackedWeight:
-    """Weights of the same inputs in the compiled kernels' layout, one below the other; raises as `joined`."""
+    """Stack weights of equal inputs by outputs in the compiled kernels' layout; raises as `joined`."""
     parts = alike(parts)
     if parts[0].code in (Code.INT5, Code.INT6) and not parts[0].rounds_blocks:
         parts = [replace(part, code=Code.INT8, codes=part.integers()) for part in parts]
@@ -343,7 +347,7 @@ def packed(parts: Sequence[Coded], bias: Tensor | None) -> PackedWeight:
 
 
 def differs(one: Coded, other: Coded) -> str | None:
-    """Why two weights of the same inputs cannot be one, None if they can."""
+    """Reason why two weights of equal inputs cannot be one, None if they can."""
     for name in ("step", "offset", "offset_step"):
         if (getattr(one, name) is None) != (getattr(other, name) is None):
             return f"weights with and without {name}"

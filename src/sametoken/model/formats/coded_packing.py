@@ -47,12 +47,12 @@ def pack_codes(
     offset: Tensor | None = None,
     offset_step: Tensor | None = None,
 ) -> PackedWeight:
-    """A weight as `coded.Coded` describes it.
+    """Pack a weight; the arguments are those of `coded.Coded`.
 
     Args:
         kind: of the kernel.
         shape: [out, in].
-        codes: of the outputs one below the other.
+        codes: parts, stacked by outputs.
         bias: [out] bfloat16.
     """  # fmt: skip
     parts = {"scale": scale, "zero": zero, "offset": offset, "step": step, "offset_step": offset_step}
@@ -66,7 +66,7 @@ def pack_codes(
 def coded_weight(
     kind: int, shape: tuple[int, int], data: Tensor, group: int, bias: Tensor | None, **parts: Tensor | None
 ) -> PackedWeight:
-    """A weight whose codes and numbers lie in tiles: "scale" and the others of `PARTS` that it has."""
+    """Weight whose codes and numbers are already in tiles: "scale", and the others of `PARTS` that it has."""
     found = [parts.get(name) for name in PARTS]
     scale, step = parts["scale"], parts.get("step")
     assert scale is not None
@@ -80,12 +80,12 @@ def coded_weight(
 
 
 def stored_parts(packed: PackedWeight) -> dict[str, Tensor]:
-    """The tensors from which `restored` makes the same weight: all but the table, which holds addresses."""
+    """Tensors from which `restored` rebuilds the weight: all but the table, which holds addresses."""
     return {name: part for name, part in packed.parts.items() if name != TABLE}
 
 
 def restored(kind: int, shape: tuple[int, int], group: int, parts: Mapping[str, Tensor]) -> PackedWeight:
-    """A weight of tensors that lie in the kernels' layout already.
+    """Build a weight from tensors that are already in the kernels' layout.
 
     Raises:
         KeyError: a tensor is missing.
@@ -98,25 +98,25 @@ def restored(kind: int, shape: tuple[int, int], group: int, parts: Mapping[str, 
 
 
 def words(*parts: Tensor) -> Tensor:
-    """[tiles, in / 8, 16, 4] bytes of codes [out, in / 2]: a word has 8 inputs, the even ones in its low 16 bits."""
+    """Bytes [tiles, in / 8, 16, 4] of codes [out, in / 2]: a word has 8 inputs, the even ones in its low 16 bits."""
     tiles = Tiles(sum(map(len, parts)), wide(2 * parts[0].shape[1]) // 8, (4,), torch.uint8)
     return tiles.filled(parts, NIBBLES)
 
 
 def quads(*parts: Tensor) -> Tensor:
-    """[tiles, in / 4, 16, 4] bytes of float8_e4m3fn codes [out, in]: of four inputs the even ones come first."""
+    """Bytes [tiles, in / 4, 16, 4] of float8_e4m3fn codes [out, in]: of four inputs the even ones come first."""
     tiles = Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.int8)
     return tiles.filled([part.view(torch.int8) for part in parts], FINITE_FP8)
 
 
 def nibble_quads(*parts: Tensor) -> Tensor:
-    """[tiles, in / 8, 16, 4] bytes of codes [out, in / 2]: byte b holds code b in its low half, code 4 + b above it."""
+    """Bytes [tiles, in / 8, 16, 4] of codes [out, in / 2]: byte b has code b in its low half, code 4 + b above it."""
     tiles = Tiles(sum(map(len, parts)), wide(2 * parts[0].shape[1]) // 8, (4,), torch.uint8)
     return tiles.filled(parts, NIBBLE_QUADS)
 
 
 def joined_bits(bits: int, *parts: Tensor) -> Tensor:
-    """[tiles, in * bits / 32, 16, 4] bytes of codes [out, in * bits / 8] as `bits.join_bits` gives them."""
+    """Bytes [tiles, in * bits / 32, 16, 4] of codes [out, in * bits / 8] from `bits.join_bits`."""
     inputs = parts[0].shape[1] * 8 // bits
     return Tiles(sum(map(len, parts)), wide(inputs) * bits // 32, (4,), torch.uint8).filled(parts)
 
@@ -128,11 +128,11 @@ LAYOUTS: dict[int, Callable[..., Tensor]] = {
 
 
 def by_group(x: Tensor) -> Tensor:
-    """[tiles, groups, 16] of [out, groups]."""
+    """Tiles [tiles, groups, 16] of a tensor [out, groups]."""
     return Tiles(len(x), x.shape[1], (), x.dtype).filled([x])
 
 
 def padded_order(order: Tensor) -> Tensor:
-    """[in padded] int32: what follows the inputs stands where it is."""
+    """Order [in padded] int32, in which the padding inputs keep their places."""
     inputs = order.shape[0]
     return torch.cat([order, torch.arange(inputs, inputs + -inputs % WIDTH, dtype=torch.int32)])

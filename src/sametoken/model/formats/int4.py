@@ -24,7 +24,7 @@ TRIED = tuple(1.04 - step / 25 for step in range(7))
 
 @dataclass(frozen=True)
 class Int4:
-    """Values -8 .. 7 times the scale of `group` inputs, 32 or 128."""
+    """Format with values -8 .. 7 times the scale of `group` inputs, 32 or 128."""
 
     name: str
     group: int
@@ -61,7 +61,7 @@ class Int4:
 
 
 def searched_int4(grouped: Tensor, dtype: torch.dtype, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Values -8 .. 7 [out, groups, size] in float32, and scales [out, groups] of either sign.
+    """Round to values -8 .. 7 [out, groups, size] in float32, and search scales [out, groups] of either sign.
 
     Args:
         grouped: the weight, float32.
@@ -78,5 +78,5 @@ def searched_int4(grouped: Tensor, dtype: torch.dtype, importance: Tensor | None
 
 
 def nearest_int4(x: Tensor) -> Tensor:
-    """The integers -8 .. 7 next to the numbers of `x`, which is overwritten."""
+    """Nearest integers -8 .. 7 of the numbers of `x`, which is overwritten."""
     return x.round_().clamp_(-8, 7)

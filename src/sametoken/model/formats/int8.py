@@ -19,7 +19,7 @@ from sametoken.model.product import linear
 
 @dataclass(frozen=True)
 class Int8:
-    """Symmetric, per output; `dynamic` is W8A8, otherwise rows stay bfloat16."""
+    """Symmetric format with a scale per output; `dynamic` is W8A8, otherwise rows stay bfloat16."""
 
     name: str
     dynamic: bool

@@ -1,4 +1,4 @@
-"""Weight formats by the names that users give them."""
+"""Weight formats by their names for users."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ FORMATS: dict[str, WeightFormat] = {each.name: each for each in _ALL}
 
 
 def least_bytes(name: str, dtype: torch.dtype) -> float:
-    """Bytes that a number of a weight takes at least, its share of the scales left out; `dtype` is for "none"."""
+    """Smallest size of a number of a weight in bytes, without its share of the scales; `dtype` is for "none"."""
     return dtype.itemsize if name == "none" else 0.5 if name.startswith("int4") else 1.0

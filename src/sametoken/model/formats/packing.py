@@ -20,10 +20,10 @@ TILE, WIDTH = 16, 128
 
 
 class Tiles:
-    """A tensor [tiles, units, 16, ...] that rows of a weight are put into, output by output.
+    """A tensor [tiles, units, 16, ...] that is filled with rows of a weight, output by output.
 
     Args:
-        outputs: of the weight; those that fill its last tile are zero.
+        outputs: of the weight; the padding of its last tile is zero.
         units: of each output.
         unit: shape of a unit.
     """
@@ -33,16 +33,16 @@ class Tiles:
         self.data = new_memory((-(-outputs // TILE), units, TILE, *unit), dtype)
 
     def put(self, first: int, rows: Tensor, turn: int = AS_IS) -> bool:
-        """Puts rows [R, n], the outputs from `first` on; False where a number is not finite, of turns that look."""
+        """Put rows [R, n] at the outputs from `first` on; False if a number is not finite, for turns that check it."""
         found = library()
         if self.data.is_meta:
             return True
-        assert found is not None  # without the kernels nobody packs for them
+        assert found is not None  # only used with the kernels
         rows = rows if rows.stride(1) == 1 else rows.contiguous()
         return found.pack(rows, self.data, first, self._outputs, turn)
 
     def filled(self, parts: Sequence[Tensor], turn: int = AS_IS) -> Tensor:
-        """The tensor with the rows of all parts, one below the other."""
+        """Tensor with the rows of all parts, stacked by outputs."""
         first = 0
         for rows in parts:
             self.put(first, rows, turn)
@@ -51,28 +51,28 @@ class Tiles:
 
 
 def wide(inputs: int) -> int:
-    """Inputs with those of weight zero that make whole steps."""
+    """Number of inputs, padded to whole steps."""
     return -(-inputs // WIDTH) * WIDTH
 
 
 def pair_tiles(outputs: int, inputs: int, dtype: torch.dtype) -> Tiles:
-    """[tiles, in / 2, 16, 2] in bfloat16 or int8."""
+    """Tiles [tiles, in / 2, 16, 2] in bfloat16 or int8."""
     return Tiles(outputs, wide(inputs) // 2, (2,), dtype)
 
 
 def pairs(*parts: Tensor) -> Tensor:
-    """[tiles, in / 2, 16, 2] of a weight in bfloat16 or int8, whose parts [out, in] are one below the other."""
+    """Tiles [tiles, in / 2, 16, 2] of a weight in bfloat16 or int8; parts [out, in] are stacked by outputs."""
     first, turn = parts[0], FINITE_BF16 if parts[0].dtype == torch.bfloat16 else AS_IS
     return pair_tiles(sum(map(len, parts)), first.shape[1], first.dtype).filled(parts, turn)
 
 
 def quads(*parts: Tensor) -> Tensor:
-    """[tiles, in / 4, 16, 4] bytes, each value + 128, of int8 values whose parts [out, in] are one below the other."""
+    """Bytes [tiles, in / 4, 16, 4], each value + 128, of int8 values; parts [out, in] are stacked by outputs."""
     return Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.uint8).filled(parts, FLIPPED)
 
 
 def nibbles(values: Tensor) -> Tensor:
-    """[tiles, in / 8, 16, 4] bytes of values -8 .. 7 [out, in]: byte b holds value b in its low half, 4 + b above."""
+    """Bytes [tiles, in / 8, 16, 4] of values -8 .. 7 [out, in]: byte b has value b in its low half, 4 + b above."""
     whole = values if values.shape[1] % WIDTH == 0 else F.pad(values, (0, -values.shape[1] % WIDTH))
     low, high = (whole.view(torch.uint8) ^ 8).view(len(values), -1, 2, 4).unbind(2)
     rows = (low & 15 | high << 4).flatten(1)
@@ -82,7 +82,7 @@ def nibbles(values: Tensor) -> Tensor:
 
 
 def padded_outputs(x: Tensor) -> Tensor:
-    """[out, ...] with zeros up to whole tiles."""
+    """Tensor [out, ...] padded with zeros to whole tiles."""
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, -x.shape[0] % TILE)).contiguous()
 
 
@@ -95,10 +95,10 @@ def packed_weight(
     bias: Tensor | None = None,
     group: int = 0,
 ) -> PackedWeight:
-    """A weight of `shape` [out, in] as the kernels take it.
+    """Build the kernels' structure of a weight of `shape` [out, in].
 
     Args:
-        bias: [out] bfloat16, or what `padded_outputs` made of it.
+        bias: [out] bfloat16, padded by `padded_outputs` or not.
     """
     whole = None if bias is None else padded_outputs(bias)
     outputs, inputs = shape
@@ -110,5 +110,5 @@ def packed_weight(
 
 
 def pack_bfloat16(weight: Tensor, bias: Tensor | None) -> PackedWeight:
-    """An unquantised weight [out, in] in bfloat16."""
+    """Pack an unquantised weight [out, in] in bfloat16."""
     return packed_weight(BF16, (weight.shape[0], weight.shape[1]), pairs(weight), bias=bias)

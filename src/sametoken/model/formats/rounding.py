@@ -1,7 +1,7 @@
-"""Plain weights rounded to what other tools read: the formats by the names that users give them.
+"""Plain weights rounded to formats of other tools, by their names for users.
 
-Scales of four-bit codes are searched: those of least squared error, weighted by the mean squared inputs that
-calibration saw. Eight-bit formats map the greatest weight of a row to the greatest code.
+Scales of four-bit codes are searched: those of least squared error, weighted by the mean squared inputs of calibration.
+Eight-bit formats map the greatest weight of a row to the greatest code.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ GREATEST_FP8, GREATEST_FP4 = 448.0, 6.0
 TRIED_FP4 = (1.5, 1.2, 1.1, 1.05, 1.0, 0.95, 0.9, 0.85, 0.8)  # with 1.5 the greatest becomes 4
 TRIED_INT4 = tuple(1.16 - step / 25 for step in range(12))
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of E2M1
-ROUNDING = 1 << 21  # of what the last bit of such a mantissa is worth, in the bits of a float32
+ROUNDING = 1 << 21  # half of the last bit of such a mantissa, in the bits of a float32
 
 
 class Rounding(NamedTuple):
     """A way to round a weight [out, in] in float32.
 
     Attributes:
-        round: from the weight, the group and mean squared inputs [in], or None where none are known.
+        round: from the weight, the group and mean squared inputs [in], or None if unknown.
         group: inputs that share a scale; None for a row. Rows are whole groups.
         bits: of a code.
     """
@@ -39,7 +39,7 @@ class Rounding(NamedTuple):
     bits: int
 
     def __call__(self, weight: Tensor, importance: Tensor | None = None) -> Coded:
-        """The nearest that the format can say to `weight`.
+        """Round `weight` to the nearest values of the format.
 
         Raises:
             UnsupportedModelError: the number of inputs is not a multiple of the group size.
@@ -52,17 +52,17 @@ class Rounding(NamedTuple):
 
 
 def _in_groups(weight: Tensor, group: int, importance: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """[out, groups, size], and the importance as [groups, size]."""
+    """Weight as [out, groups, size], and the importance as [groups, size]."""
     return weight.view(weight.shape[0], -1, group), None if importance is None else importance.view(-1, group)
 
 
 def _positive(scale: Tensor) -> Tensor:
-    """Scales with 1 in the place of 0, which only weights of zero have."""
+    """Scales with 1 in place of 0, which only weights of zero have."""
     return torch.where(scale > 0, scale, 1.0)
 
 
 def _row_scale(weight: Tensor, greatest: float) -> Tensor:
-    """[out, 1] bfloat16, to which readers that compute in it round scales anyway."""
+    """Scale of each row, [out, 1] bfloat16, to which readers that compute in bfloat16 round scales anyway."""
     return _positive(weight.abs().amax(1, keepdim=True) / greatest).to(torch.bfloat16)
 
 
@@ -80,7 +80,7 @@ def _int8(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 
 
 def _int4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
-    """Scales above zero in bfloat16."""
+    """Four bits, with scales above zero in bfloat16."""
     grouped, important = _in_groups(weight, group, importance)
 
     def tried(part: Tensor) -> Iterator[Tensor]:
@@ -93,7 +93,7 @@ def _int4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 
 
 def _q4_0(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
-    """Scales of either sign in float16: the greatest weight may become -8."""
+    """Four bits, with scales of either sign in float16: the greatest weight may become -8."""
     grouped, important = _in_groups(weight, group, importance)
     codes, scale = searched_int4(grouped, torch.float16, important)
     return Coded(Code.INT4, _nibbles(codes + 8), scale, weight.shape[1], group)
@@ -107,7 +107,7 @@ def _q8_0(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 
 
 def _nvfp4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
-    """Scales of groups in E4M3, times one float32 that maps the greatest weight of all to the greatest scale."""
+    """FP4 with E4M3 scales of groups, times one float32 that maps the greatest weight of all to the greatest scale."""
     grouped, important = _in_groups(weight, group, importance)
     factor = _positive(weight.abs().amax() / (GREATEST_FP4 * GREATEST_FP8))
 
@@ -131,7 +131,7 @@ def _nvfp4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 
 
 def _mxfp4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
-    """Scales are powers of two."""
+    """FP4 with scales that are powers of two."""
     grouped, important = _in_groups(weight, group, importance)
 
     def tried(part: Tensor) -> Iterator[Tensor]:
@@ -145,7 +145,7 @@ def _mxfp4(weight: Tensor, group: int, importance: Tensor | None) -> Coded:
 
 
 def nearest_fp4(x: Tensor) -> Tensor:
-    """The values of E2M1 next to the numbers of `x` in float32: from 1 on a number keeps one bit of its mantissa."""
+    """Nearest E2M1 values of the numbers of `x`, in float32: from 1 on a number keeps one bit of its mantissa."""
     limited = x.clamp(-GREATEST_FP4, GREATEST_FP4)
     kept = (limited.view(torch.int32) + ROUNDING & ~(2 * ROUNDING - 1)).view(torch.float32)
     return torch.where(limited.abs() < 1, (limited * 2).round_().div_(2), kept)
@@ -158,13 +158,13 @@ def _fp4_codes(x: Tensor) -> Tensor:
 
 
 def _nibbles(codes: Tensor) -> Tensor:
-    """[out, in / 2] uint8 of codes 0 .. 15 [out, groups, size], an even input in the low four bits."""
+    """Pack codes 0 .. 15 [out, groups, size] into [out, in / 2] uint8, an even input in the low four bits."""
     flat = codes.flatten(1).to(torch.uint8)
     return flat[:, 0::2] | flat[:, 1::2] << 4
 
 
 def rounding_of(name: str, group: int | None = None) -> Rounding:
-    """A format of ROUNDINGS; `group` is for those with a choice of it."""
+    """Format from ROUNDINGS; `group` is for formats with a choice of it."""
     found = ROUNDINGS[name]
     return found if group is None else found._replace(group=group)
 

@@ -1,4 +1,4 @@
-"""The scale of a group of weights: of several that are tried, the one whose rounding costs least."""
+"""Search of the scale of a group of weights: the candidate with the smallest rounding error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.formats.base import UnpackedWeight
 
-PART = 1 << 17  # numbers that a thread rounds at once: what is made of them stays in a core's own cache
-CHUNK = 1 << 20  # numbers that are searched at once, so that what is tried stays small beside the weight
+PART = 1 << 17  # numbers that a thread rounds at once: intermediate results stay in a core's own cache
+CHUNK = 1 << 20  # numbers that are searched at once, so that candidates stay small beside the weight
 
-Nearest = Callable[[Tensor], Tensor]  # the codes' values next to scaled weights, same shape
+Nearest = Callable[[Tensor], Tensor]  # nearest values of codes to scaled weights, same shape
 
 
 def rounded_by_rows(rounded: Callable[[Tensor], UnpackedWeight], weight: Tensor) -> UnpackedWeight:
-    """`rounded` of a weight [out, in], some outputs at a time, each thread with its own.
+    """Apply `rounded` to a weight [out, in] in parts of the outputs, one part per thread.
 
-    Torch's threads would wait for each other after every operation; beside other work that takes several times as long.
+    Torch's threads would wait for each other after every operation, which takes several times as long on a busy
+    machine.
     """
     parts = torch.split(weight, max(1, PART // weight.shape[1]))
     if weight.device.type != "cpu" or len(parts) == 1:
@@ -33,12 +34,12 @@ def rounded_by_rows(rounded: Callable[[Tensor], UnpackedWeight], weight: Tensor)
 def best_scale(
     grouped: Tensor, tried: Callable[[Tensor], Iterable[Tensor]], nearest: Nearest, importance: Tensor | None = None
 ) -> Tensor:
-    """[out, groups, 1] float32: for each group the scale of least squared error, the first of equal ones.
+    """Scale of least squared error for each group, the first of equal ones, [out, groups, 1] float32.
 
     Args:
         grouped: [out, groups, size] float32.
-        tried: scales [rows, groups, 1] as they can be stored, in float32, for some rows of `grouped`.
-        importance: [groups, size] by which squared errors are multiplied; None for 1.
+        tried: storable scales [rows, groups, 1], in float32, for some rows of `grouped`.
+        importance: [groups, size] factors of the squared errors; None for 1.
     """
     if grouped.is_meta:  # a plan of memory needs the shape alone, and tens of thousands of tries take a minute
         return grouped.new_empty((*grouped.shape[:2], 1))
@@ -58,5 +59,5 @@ def _best(grouped: Tensor, tried: Iterable[Tensor], nearest: Nearest, importance
 
 
 def scaled(grouped: Tensor, scale: Tensor) -> Tensor:
-    """Weights divided by their scales; a scale of zero divides nothing."""
+    """Weights divided by their scales; a scale of zero counts as 1."""
     return grouped / torch.where(scale == 0, 1.0, scale)

@@ -1,7 +1,7 @@
-"""Weights and rows as a format rounds them in training, with gradients as if nothing were rounded.
+"""Weights and rows rounded to a format in training, with gradients as if nothing were rounded.
 
 This is the straight-through estimator: the forward computes with the numbers that will be served, the backward changes
-the float32 weights that they are rounded from.
+the float32 weights from which they are rounded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sametoken.model.formats.rounding import Rounding
 
 
 class TrainedForm(Protocol):
-    """What stands in training for the weight and for the rows of a linear layer."""
+    """Replacement of the weight and rows of a linear layer in training."""
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """In place of the weight [out, in]."""
+        """Matrix used in place of the weight [out, in]."""
         ...
 
     def rows(self, x: Tensor) -> Tensor:
-        """In place of the rows [..., in]."""
+        """Rows used in place of [..., in]."""
         ...
 
 
@@ -38,20 +38,20 @@ class _Straight(torch.autograd.Function):
 
 
 def straight(plain: Tensor, rounded: Tensor) -> Tensor:
-    """The numbers of `rounded`, bit for bit, whose gradient goes to `plain` as it is; same shape and dtype."""
+    """Numbers of `rounded`, bit for bit, whose gradient goes unchanged to `plain`; equal shape and dtype."""
     found: Tensor = _Straight.apply(plain, rounded)  # type: ignore[no-untyped-call]
     return found
 
 
 class FakeRounding:
-    """The weight of one linear layer as a format rounds it, and its rows where the format's products round them."""
+    """Weight of a linear layer rounded to a format, and its rows if the format's products round them."""
 
     def __init__(self, rounding: Rounding) -> None:
         self._rounding, self._dynamic = rounding, False
         self._rounded: Tensor | None = None
 
     def renew(self, weight: Tensor) -> None:
-        """Rounds the weight as it is now; call it before each forward that follows a change.
+        """Round the current weight; call before each forward that follows a change.
 
         Raises:
             UnsupportedModelError: its number of inputs is not a multiple of the group size.
