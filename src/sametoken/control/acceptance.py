@@ -1,7 +1,7 @@
-"""How likely a guess is to come true, by its place on the path: counts that fade, of each request and of all.
+"""Estimated chance that a guess is accepted, by its place on the path: fading counts, of each request and of all.
 
-Pure arithmetic on counts. A request starts with what the engine has seen of its drafter, and the engine with a guess
-that is hopeful enough to be tried. Legend: N requests, L longest path.
+Pure arithmetic on counts. A request starts with the counts of its drafter over all requests, and the engine with a
+chance that is high enough to be tried. Legend: N requests, L longest path.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections import deque
 from collections.abc import Sequence
 
 HOPE = 0.6  # chance of a guess before anything was seen: high enough to draft, low enough to be dropped soon
-PRIOR = 8.0  # observations that what was expected before any is worth
+PRIOR = 8.0  # weight of the prior, in observations
 MEMORY = 100.0  # steps that drafted, after which a count of all requests has faded to 1/e
 RECENT = 30.0  # steps after which a count of one request has, drafted or not: what its text is like changes
 _FADE = 1.0 - 1.0 / MEMORY
 
 
 class Acceptance:
-    """The guesses of one drafter. Chances are by place, each given that all guesses before it came true.
+    """The guesses of one drafter. Chances are by place, each given that all guesses before it were accepted.
 
-    Place 0 is whether there is a draft at all.
+    Place 0 is the chance of a draft at all.
 
     Args:
         longest: L.
@@ -40,35 +40,35 @@ class Acceptance:
 
     @property
     def saved(self) -> float:
-        """The chance that a sibling is right where the guess of the chain is wrong."""
+        """Chance that a sibling is right if the guess of the chain is wrong."""
         return self._beside[1] / (self._beside[0] + PRIOR)
 
     @property
     def siblings(self) -> float:
-        """Siblings that are verified per guess of a chain."""
+        """Number of siblings that are verified per guess of a chain."""
         return self._beside[3] / (self._beside[2] + PRIOR)
 
     @property
     def kept(self) -> list[float]:
-        """[1 + L] how often a guess that may be made is there to be verified."""
+        """Rate [1 + L] at which a guess that may be made is there to be verified."""
         return [(made + PRIOR) / (asked + PRIOR) for asked, made in zip(self._asked, self._made, strict=True)]
 
     def __len__(self) -> int:
-        """Requests that are counted."""
+        """Number of requests with counts."""
         return len(self._requests)
 
     def forget(self, request: int) -> None:
-        """The request ended."""
+        """Drop the counts of a request that ended."""
         self._requests.pop(request, None)
 
     def _of(self, request: int, now: int) -> Sequence[float]:
-        """The counts of a request as of this step."""
+        """Counts of a request at this step."""
         when, counts = self._requests.get(request, (now, (0.0,) * 4))
         fade = (1.0 - 1.0 / RECENT) ** (now - when)
         return [fade * count for count in counts]
 
     def chances(self, request: int, now: int) -> list[float]:
-        """[1 + L] the same of a request in step `now`."""
+        """Chances [1 + L] of a request in step `now`."""
         asked, made, tried, right = self._of(request, now)
         there = (made + PRIOR * self.engine[0]) / (asked + PRIOR)
         # Far places are reached by good guesses only; a row whose first ones fail is no better at its later ones.
@@ -78,16 +78,17 @@ class Acceptance:
         self, now: int, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
         accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
-        """Drafts were verified, one of each of N different requests.
+        """Count verified drafts, one of each of N different requests.
 
-        All places fade, tried or not, so that a place once given up is thought well of again, and tried, in time.
+        The counts of all places fade, tried or not, so that the chance of a place once given up recovers and it is
+        tried again.
 
         Args:
             now: the step.
-            asked: tokens on a path that were asked for; a guess that was not made did not come true.
+            asked: requested tokens on a path; a guess that was not made counts as rejected.
             longest: tokens on the longest path of each draft, 0 if the drafter had none.
-            accepted: guesses that came true, siblings aside.
-            siblings: of each draft; `saved`: whether one of them was right after those.
+            accepted: accepted guesses, siblings aside.
+            siblings: of each draft; `saved`: true if one of them was right after those.
         """
         counts = self._tried, self._right, self._asked, self._made
         for values in counts:  # by step: one batch tells little of the next requests
@@ -107,7 +108,7 @@ class Acceptance:
     def _chances(self) -> Sequence[float]:
         found, expected = [], HOPE
         for place, (tries, hits) in enumerate(zip(self._tried, self._right, strict=True)):
-            # What was never tried is thought to go on like the place before it.
+            # A place that was never tried is assumed to continue like the place before it.
             expected = (hits + PRIOR * expected) / (tries + PRIOR)
             found.append(expected)
             expected = HOPE if place == 0 else expected
@@ -115,10 +116,10 @@ class Acceptance:
 
 
 class Overlap:
-    """Whether several drafters come true at the same places.
+    """Correlation of the places at which several drafters are right.
 
     Args:
-        drafters: how many.
+        drafters: number of drafters.
         longest: L.
     """
 
@@ -127,15 +128,16 @@ class Overlap:
         self._held = [[0.0] * longest for _ in range(drafters + 1)]  # drafts that held a path; in the end all united
 
     def learn(self, accepted: Sequence[int]) -> None:
-        """Guesses of all of them about one place were verified; `accepted` of each came true."""
+        """Count one place at which guesses of all of them were verified; `accepted` of each were right."""
         self._drafts = _FADE * self._drafts + 1.0
         for held, count in zip(self._held, [*accepted, max(accepted)], strict=True):
             held[:] = [_FADE * value + (place < count) for place, value in enumerate(held)]
 
     @property
     def spread(self) -> float:
-        """What a union holds beyond the best drafter, over what it would if they were right independently: 0 where
-        all are right at the same places, more than 1 where one is right where others are wrong.
+        """Gain of a union over the best drafter, relative to the gain of independent drafters: 0 if all are right at
+        equal
+        places, more than 1 if one is right where others are wrong.
         """
         more = expected = 0.0
         for *each, union in zip(*self._held, strict=True):
@@ -146,7 +148,7 @@ class Overlap:
 
 
 def united(paths: Sequence[Sequence[float]], spread: float) -> list[float]:
-    """[1 + L] the chances that a union holds a path, from those of each drafter, [drafters][1 + L]."""
+    """Chances [1 + L] that a union contains a path, from those of each drafter, [drafters][1 + L]."""
     found = []
     for chances in zip(*paths, strict=True):
         best = max(chances)
@@ -172,7 +174,9 @@ class Gate:
         return sum(self._lengths) / len(self._lengths) if self._lengths else 0.0
 
     def record(self, accepted: int, forwards: int) -> bool:
-        """A request ended with `accepted` draft tokens in `forwards` drafted forwards; whether this closes the gate."""
+        """Record a request with `accepted` draft tokens in `forwards` drafted forwards; return True if this closes the
+        gate.
+        """
         if self.closed or not self.window or not forwards:
             return False
         self._lengths.append(accepted / forwards)

@@ -1,9 +1,9 @@
-"""Which guesses of a step's rows are made: the beginning of one list of all, the one that shortens the wait most first.
+"""Choice of the guesses of a step: the beginning of one list of all, ordered by how much each shortens the wait.
 
 A path's chance never grows along it, so each row's guesses stand in their order, and the best set of any size is a
-beginning of the list. What is made least is a mean over rows of the time that a token takes, see `POWER`: most tokens
-per second of the batch would slow rows with wrong guesses for those with right ones. Pure arithmetic.
-Legend: R rows, L longest path.
+beginning of the list. The minimised quantity is a mean over rows of the time that a token takes, see `POWER`: most
+tokens per second of the batch would slow rows with wrong guesses for those with right ones. Pure arithmetic. Legend: R
+rows, L longest path.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DecodingRow(NamedTuple):
         id: the request's.
         methods: drafters that it may use.
         limit: longest path that is of use to it.
-        adaptive: whether its length is chosen; otherwise it is `limit`.
+        adaptive: true if its length is chosen here; otherwise it is `limit`.
         context: tokens before the pending one.
         backlog: tokens that its draft model has yet to read.
         room: tokens that it will still emit, as far as is known.
@@ -46,15 +46,15 @@ class DecodingRow(NamedTuple):
 
 
 class RequestedDraft(NamedTuple):
-    """A draft of at most `limit` tokens on a path; why not, if there is none.
+    """A draft of at most `limit` tokens on a path, or the reason for none.
 
-    Those of `methods` that guess on the host are all asked, and their guesses united. A model is asked if they have
-    none, or, where the draft is `joined`, always.
+    Those of `methods` that guess on the host all run, and their guesses are united. A model runs if they have no guess,
+    or, if the draft is `joined`, always.
 
     Beside the tokens of a chain as many as `siblings` more may stand.
 
     Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
-    "recall" of what a step without drafts costs.
+    "recall": to measure the cost of a step without drafts.
     """
 
     limit: int
@@ -64,7 +64,7 @@ class RequestedDraft(NamedTuple):
     siblings: int = 0
 
     def within(self, limit: int) -> RequestedDraft:
-        """A draft that was chosen before, for a row that has room for paths of so many tokens only."""
+        """The draft, cut to paths of `limit` tokens for a row that has no more room."""
         if self.limit <= limit:
             return self
         return self._replace(limit=limit) if limit else RequestedDraft(0, (), "end")
@@ -74,12 +74,12 @@ NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
 
 
 class Way(NamedTuple):
-    """How a row drafts if it does.
+    """Drafters of a row and their expected gains.
 
     Attributes:
-        methods, joined: whom it asks, see `RequestedDraft`.
-        gains: [L] guesses expected to come true with paths of 1, 2, .. tokens; beyond the row's longest no more.
-        shares: how often it asks each of the methods.
+        methods, joined: its drafters, see `RequestedDraft`.
+        gains: [L] guesses expected to be accepted with paths of 1, 2, .. tokens; beyond the row's longest no more.
+        shares: share of the steps in which each method runs.
     """
 
     methods: tuple[str, ...]
@@ -89,7 +89,7 @@ class Way(NamedTuple):
 
 
 class ChosenLengths(NamedTuple):
-    """How far each row drafts.
+    """Length of each row's draft.
 
     Attributes:
         lengths: [R] tokens on its paths, 0 for none.
@@ -103,10 +103,10 @@ class ChosenLengths(NamedTuple):
 
 
 def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[int, int], float]) -> ChosenLengths:
-    """The beginning of the list that makes the wait for a token least; nothing is drafted if that does not pay.
+    """Find the beginning of the list with the least wait for a token; nothing is drafted if drafts do not pay.
 
     Args:
-        gains: [R][L] guesses expected to come true with paths of 1, 2, .. tokens.
+        gains: [R][L] guesses expected to be accepted with paths of 1, 2, .. tokens.
         plain: seconds of the step without any guess.
         price: adds the guess of a row at a place of its path to the step; seconds of the step with all so far.
     """
@@ -137,7 +137,7 @@ def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[in
 
 
 class StepBatch:
-    """The rows of one step and what it costs.
+    """Rows of one step and its cost.
 
     Args:
         rows: all of the step.
@@ -147,9 +147,9 @@ class StepBatch:
         fixed: tokens of drafts that are not chosen here.
         nodes: most nodes of a draft by these methods with paths of so many tokens, joined or not.
         costs: of a step.
-        ragged: whether a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
+        ragged: true if a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
         drafters: by method, those that free rows may ask.
-        runs_model: whether a method runs a model; the others guess on the host for next to nothing.
+        runs_model: true if a method runs a model; the others guess on the host at almost no cost.
         longest: L.
 
     Attributes:
@@ -200,9 +200,9 @@ class StepBatch:
         return seconds * left ** (1.0 / POWER), seconds
 
     def worth(self, ways: Sequence[Way], choice: ChosenLengths) -> tuple[dict[int, float], dict[str, Time]]:
-        """What a guess that comes true is worth, by request, and the worth of time by drafter, in the same unit.
+        """Worth of an accepted guess by request, and worth of time by drafter, in one unit.
 
-        The unit is what makes the sum over rows of the time of a token less, as a share of it.
+        The unit is the relative decrease of the sum over rows of the time of a token.
         """
         step, on = _Step(self, ways), [i for i, length in enumerate(choice.lengths) if length]
         for i in on:
@@ -222,16 +222,11 @@ class StepBatch:
         return weights, times
 
     def debt(self, method: str, i: int) -> float:
-        """Seconds to read what a row's draft model has yet to read."""
+        """Seconds to read the tokens that a row's draft model has not read yet."""
         return self.costs.feed(method, self.rows[i].backlog) if self.runs_model(method) else 0.0
 
     def ways(self, now: int, spread: Callable[[Sequence[str]], float]) -> list[Sequence[Way]]:
-        """The best way of each row to draft, and where that asks a model, the best without any.
-
-        Args:
-            now: the step.
-            spread: of methods whose guesses are united, see `Overlap`.
-        """
+        """Best way of each row to draft, and for a way that runs a model, the best one without a model."""
         best, hosts, free = list[Way](), list[Way](), set(self.free)
         groups = {methods: _groups(methods, self.runs_model) for methods in {self.rows[i].methods for i in free}}
         spreads = {each: spread(each) for group in groups.values() for each, _ in group if len(each) > 1}
@@ -247,7 +242,7 @@ class StepBatch:
         return [best, hosts] if models and any(way.methods for way in hosts) else [best]
 
     def _holds(self, method: str, row: DecodingRow, now: int) -> list[float]:
-        """[1 + L] the chances that a row has a draft, and that it holds the first 1, 2, .. tokens."""
+        """Chances [1 + L] that a row has a draft, and that the draft's first 1, 2, .. tokens are right."""
         acceptance = self._drafters[method]
         there, *chances = acceptance.chances(row.id, now)[: self.longest + 1]
         paths = list(accumulate([1.0 if self.runs_model(method) else there, *chances], operator.mul))
@@ -258,7 +253,7 @@ class StepBatch:
         self, i: int, methods: tuple[str, ...], joined: bool, holds: Mapping[str, Sequence[float]],
         spreads: Mapping[tuple[str, ...], float],
     ) -> Way:  # fmt: skip
-        """That a row asks these methods, of which at most one, the last, runs a model."""
+        """Way of a row with these methods, of which at most one, the last, runs a model."""
         alone = joined or len(methods) == 1 or not self.runs_model(methods[-1])
         first, shares = methods if alone else methods[:-1], [1.0] * len(methods)
         held = holds[first[0]] if len(first) == 1 else united([holds[m] for m in first], spreads[first])
@@ -267,13 +262,13 @@ class StepBatch:
             held = [a + shares[-1] * b for a, b in zip(held, holds[methods[-1]], strict=True)]
         row = self.rows[i]
         limit, debt = min(row.limit, self.longest), sum(self.debt(method, i) for method in methods)
-        # What its model has yet to read is paid by all tokens to come, which takes from the gain.
+        # Tokens that its model has yet to read are paid by all tokens to come, which lowers the gain.
         paid = debt * len(self.rows) / self.plain / max(1, row.room)
         gains = accumulate(chance if place < limit else 0.0 for place, chance in enumerate(held[1:]))
         return Way(methods, joined, [max(0.0, (1.0 + g) / (1.0 + paid * (1.0 + g)) - 1.0) for g in gains], shares)
 
     def _wait(self, way: Way) -> float:
-        """The least wait for a token if all rows were like this one, over the lengths of its paths."""
+        """Least wait for a token over the lengths of the paths, if all rows were like this one."""
         step, least = _Step(self, [way], len(self.rows)), self.plain
         for place, gain in enumerate(way.gains):
             least = min(least, step.add(0, place) / (1.0 + gain))
@@ -281,7 +276,7 @@ class StepBatch:
 
 
 class _Drafting:
-    """What one drafter does in a step: `active` rows have a guess at each level, which takes so many `seconds`."""
+    """Work of one drafter in a step: `active` rows have a guess at each level, in `seconds` seconds altogether."""
 
     def __init__(self, costs: Costs, method: str) -> None:
         self._costs, self._method, self._factor = costs, method, 1.0
@@ -289,7 +284,7 @@ class _Drafting:
         self.seconds = self._sum = 0.0
 
     def add(self, place: int, rows: float) -> None:
-        """More rows have a guess at a place of their paths."""
+        """Add rows with a guess at a place of their paths."""
         deeper = len(self.active) == place
         if deeper:
             self.active.append(0.0)
@@ -308,13 +303,13 @@ class _Drafting:
 
 
 class _Step:
-    """A step that guesses are added to.
+    """A step to which guesses are added.
 
     Args:
-        batch: its rows. `ways`: how they draft, each for so many `rows`.
+        batch: its rows. `ways`: their ways to draft, each for `rows` rows.
 
     Attributes:
-        nodes: draft tokens that are expected.
+        nodes: expected draft tokens.
         drafting: by method.
     """
 
@@ -323,12 +318,12 @@ class _Step:
         self.nodes, self.drafting = 0.0, dict[str, _Drafting]()
 
     def add(self, row: int, place: int) -> float:
-        """One more guess of a row; seconds of the step with all of them."""
+        """Add a guess of a row; return the seconds of the step with all guesses so far."""
         batch, way = self._batch, self._ways[row]
         for method, share in zip(way.methods, way.shares, strict=True):
             if method not in self.drafting:
                 self.drafting[method] = _Drafting(batch.costs, method)
-            # What follows a guess that was not worth it is not made.
+            # Guesses after one that was not worth its cost are not made.
             self.drafting[method].add(place, share * self._rows * batch.made[method][place])
             self.nodes += share * self._rows * batch.verified[method][place] if batch.ragged else 0.0
         if not batch.ragged:
@@ -337,7 +332,9 @@ class _Step:
 
 
 def _groups(methods: Sequence[str], runs_model: Callable[[str], bool]) -> list[tuple[tuple[str, ...], bool]]:
-    """All ways to ask some of these methods, of which at most one, the last, runs a model; and whether it is joined."""
+    """All combinations of methods, of which at most one, the last, runs a model; each with the possible values of
+    `joined`.
+    """
     names = sorted(methods, key=runs_model)
     groups = chain.from_iterable(combinations(names, 1 + size) for size in range(len(names)))
     asked = [(group, list(map(runs_model, group))) for group in groups]

@@ -1,8 +1,8 @@
-"""Turns a drafter's own scores into chances that its guesses are accepted, and counts how often they were.
+"""Chances that a drafter's guesses are accepted, from its own scores, and counts of how often they were.
 
-A share says how clearly a guess won the drafter's own draw. Per drafter tables for greedy rows and for sampled ones
-turn shares into chances; in none has a higher share a lower chance. They are learned from what the target drew at the
-places that verified guesses reached, which tells of each candidate there whether it was right. Pure.
+A share tells how clearly a guess won the drafter's own draw. For each drafter, tables for greedy and for sampled rows
+map shares to chances; a higher share never has a lower chance. They are fitted to the target's draws at the places that
+verified guesses reached, where each candidate was right or wrong. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RANKS = 6  # candidates of a draw that are looked at: the next one comes true le
 
 
 def bin_of(value: float) -> int:
-    """The bin of a value in 0 .. 1."""
+    """Index of the bin of a value in 0 .. 1."""
     return min(int(value * BINS), BINS - 1)
 
 
@@ -30,9 +30,9 @@ class Reliability:
     """Verified guesses by the chance that was expected of each, [BINS] each.
 
     Attributes:
-        tried: guesses whose path had come true so far.
+        tried: guesses whose path was accepted so far.
         expected: the sum of their chances.
-        accepted: how many of them came true.
+        accepted: number of them that were accepted.
     """
 
     tried: list[float] = field(default_factory=_zeros)
@@ -40,14 +40,14 @@ class Reliability:
     accepted: list[float] = field(default_factory=_zeros)
 
     def see(self, chance: float, right: bool) -> None:
-        """One guess was verified."""
+        """Count one verified guess."""
         place = bin_of(chance)
         self.tried[place] += 1
         self.expected[place] += chance
         self.accepted[place] += right
 
     def add(self, other: Reliability) -> None:
-        """Adds the guesses of others."""
+        """Add the counts of another record."""
         for mine, theirs in zip(
             (self.tried, self.expected, self.accepted), (other.tried, other.expected, other.accepted), strict=True
         ):
@@ -68,19 +68,19 @@ class Confidence:
 
     @property
     def tables(self) -> Sequence[Sequence[Sequence[float]]]:
-        """[RANKS][2][BINS] chances at the middles of the bins: of greedy rows, of sampled ones."""
+        """Chances [RANKS][2][BINS] at the middles of the bins: of greedy rows, of sampled ones."""
         return self._tables
 
     @property
     def typical(self) -> list[list[float]]:
-        """[RANKS][2] the chance of a candidate that was not drawn yet, if the guesses before it come true."""
+        """Chance [RANKS][2] of a candidate that was not drawn yet, if the guesses before it are accepted."""
         return [
             [(sum(hits) + PRIOR / 2 / (1 + rank)) / (sum(tries) + PRIOR) for tries, hits in zip(*each, strict=True)]
             for rank, each in enumerate(zip(self._tries, self._hits, strict=True))
         ]
 
     def chance(self, share: float, sampled: bool, rank: int = 0) -> float:
-        """That a candidate comes true if the guesses before it did; linear between the middles of the bins."""
+        """Chance that a candidate is accepted if the guesses before it were; linear between the middles of the bins."""
         table, at = self._tables[rank][sampled], min(max(share * (1 + rank) * BINS - 0.5, 0.0), BINS - 1.0)
         below = min(int(at), BINS - 2)
         return table[below] + (at - below) * (table[below + 1] - table[below])
@@ -89,13 +89,13 @@ class Confidence:
         self, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int], kept: Sequence[int],
         seen: Reliability,
     ) -> None:  # fmt: skip
-        """A chain of guesses was verified.
+        """Learn from a verified chain of guesses.
 
         Args:
             shares: of the candidates of each place, best first.
-            drawn: of each place that was reached, the rank of the candidate that came true; one that none has for none.
+            drawn: rank of the accepted candidate at each place that was reached; a rank that no candidate has for none.
             kept: candidates of each place that were verified.
-            seen: gets what was expected of each guess that was reached, and what became of it.
+            seen: updated with the expected chance and the outcome of each guess that was reached.
         """
         for candidates, right, verified in zip(shares, drawn, kept, strict=False):
             least = 1.0
@@ -114,7 +114,7 @@ class Confidence:
 
 
 def _rising(tries: Sequence[float], hits: Sequence[float], rank: int) -> list[float]:
-    """The rates of the bins, neighbours pooled until none falls (least squares under that condition)."""
+    """Rates of the bins, neighbours pooled until none falls (least squares under that condition)."""
     pools: list[tuple[float, float, int]] = []  # tries, hits, bins
     for place, (tried, right) in enumerate(zip(tries, hits, strict=True)):
         pool = tried + PRIOR, right + PRIOR * (place + 0.5) / BINS / (1 + rank), 1

@@ -1,7 +1,7 @@
-"""What a step costs in seconds: measured once, then corrected by every step seen. No clock: times come in as numbers.
+"""Cost of a step in seconds: measured once, then corrected by every step. No clock: times come in as numbers.
 
 Decisions depend on ratios only. A step is corrected as a whole, by its rows and by the tokens or levels of its drafts,
-so that whatever a first measurement leaves out is learned where it matters.
+so that effects outside the first measurement are learned where they matter.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Measured(NamedTuple):
 
 
 class Curve:
-    """Seconds as a function of a count: linear between what was measured, never falling.
+    """Seconds as a function of a count: linear between measured points, never falling.
 
-    Kernels are flat up to some row count and then rise, which no straight line says.
+    Kernels are flat up to some row count and then rise, so a straight line does not fit.
 
     Args:
         points: seconds by count; 0 belongs to no point.
-        work: what grows in proportion with seconds between two points, the count itself unless given.
+        work: quantity that grows in proportion with seconds between two points, the count itself unless given.
     """
 
     def __init__(self, points: Mapping[int, float], work: Callable[[float], float] = float) -> None:
@@ -77,7 +77,7 @@ class Correction:
         self._thought: dict[tuple[int, int], float] = {}  # what is thought of a cell since
 
     def __call__(self, rows: float, count: float) -> float:
-        """The correction for a count beside so many rows."""
+        """Correction for a count beside `rows` rows."""
         cell, at = _cell(rows), math.log2(1.0 + count)
         place, part = int(at), at % 1.0
         return (1.0 - part) * self._at(cell, place) + (part and part * self._at(cell, place + 1))
@@ -93,15 +93,15 @@ class Correction:
         return self._thought[cell, place]
 
     def known(self, rows: float, count: float) -> bool:
-        """Whether the cells around were seen often."""
+        """True if the surrounding cells have enough observations."""
         cell, at = _cell(rows), math.log2(1.0 + count)
         around = {int(at + 0.1), int(at + 0.9)}
         return all(self._cells.get((cell, place), (0.0, 0.0))[1] >= PRIOR for place in around)
 
     def learn(self, rows: float, count: float, error: float, times: int = 1, share: float = 1.0) -> None:
-        """Corrects the cells around for a share of an error that was seen so often.
+        """Correct the surrounding cells by a share of an error that was seen `times` times.
 
-        Nothing makes work faster than it is: by how much it is far too fast is corrected at once.
+        No disturbance makes work faster, so an estimate that is far too slow is corrected at once.
         """
         cell, at = _cell(rows), math.log2(1.0 + count)
         at_once = min(0.0, error + STRIDE)
@@ -119,7 +119,7 @@ def _cell(rows: float) -> int:
 
 
 def followed(times: int) -> float:
-    """The share of an error that is taken for news after it was seen so often, where much is known already."""
+    """Share of an error that is followed after it was seen `times` times, if the cell has many observations."""
     return 1.0 - (1.0 - 1.0 / (1.0 + PRIOR)) ** times
 
 
@@ -127,7 +127,7 @@ class Costs:
     """Seconds of the parts of a step.
 
     Args:
-        measured: what to begin with.
+        measured: initial costs.
         work: of a forward of so many tokens, as in `Curve`.
     """
 
@@ -141,8 +141,9 @@ class Costs:
         self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
 
     def step(self, nodes: float, rows: int, context: float, beside: int = 0) -> float:
-        """A step without its drafts: a forward of `rows` decoding rows after `context` tokens on average and of so many
-        draft tokens. The time of `beside` prompt tokens in it is not counted, but draft tokens may be dearer for them.
+        """Seconds of a step without its drafts: a forward of `rows` decoding rows after `context` tokens on average,
+        and of `nodes`
+        draft tokens. The time of `beside` prompt tokens is not counted, but draft tokens may cost more beside them.
         """
         seconds = self._step(rows + nodes) + (self._row + self._key * context) * rows
         alone, together = (self._step(tokens + nodes) - self._step(tokens) for tokens in (rows, rows + beside))
@@ -153,15 +154,15 @@ class Costs:
     # seen. A draft takes (first + the sum of its levels) * factor.
 
     def first(self, method: str, rows: float) -> float:
-        """Seconds of the first guess, not corrected."""
+        """Seconds of the first guess, uncorrected."""
         return self._first[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._first else 0.0
 
     def level(self, method: str, rows: float) -> float:
-        """Seconds of each level, not corrected."""
+        """Seconds of each level, uncorrected."""
         return self._level[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._level else 0.0
 
     def factor(self, method: str, rows: float, levels: int) -> float:
-        """The correction of a draft."""
+        """Correction factor of a draft."""
         return math.exp(self._of(method)(rows, levels) + self._pace)
 
     def draft(self, method: str, rows: float, levels: int) -> float:
@@ -174,23 +175,25 @@ class Costs:
         return self._drafts.setdefault(method, Correction())
 
     def feed(self, method: str, tokens: int) -> float:
-        """Reading `tokens` tokens before the first guess."""
+        """Seconds to read `tokens` tokens before the first guess."""
         return self._feed.get(method, 0.0) * tokens
 
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
-        """Reading so many tokens took `seconds`."""
+        """Record that reading `tokens` tokens took `seconds`."""
         before = self._feed.get(method, seconds / tokens)
         self._feed[method] = before + (seconds / tokens - before) * followed(1 + tokens // FEED)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """Guessing paths of `levels` tokens for `rows` rows took `seconds`."""
+        """Record that drafting paths of `levels` tokens for `rows` rows took `seconds`."""
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
         self._of(method).learn(rows, levels, min(STRIDE, error))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
-        """A step of `rows` rows and so many draft tokens, without prompts, took `seconds` without drafts, so often."""
+        """Record that a step of `rows` rows and `nodes` draft tokens, without prompts, took `seconds` without drafts,
+        `times` times.
+        """
         # Nothing makes work faster than it is, but a stolen time slice may make it slower.
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # The same work again that takes longer is half the machine's pace and half news of this work; work that is not

@@ -1,7 +1,6 @@
-"""The controller: who drafts how much in the next step, plain decoding included as a choice that can be left again.
+"""The controller: choice of drafters and draft lengths for the next step, plain decoding included as a choice.
 
-Pure: no clock, no engine. It observes what rows there are, what was accepted and what things took, and answers with
-one `RequestedDraft` per row.
+Pure: no clock, no engine. It observes rows, accepted tokens and times, and returns one `RequestedDraft` per row.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ ANSWER = 256.0  # tokens of an answer before any was seen
 
 @dataclass
 class _Plan:
-    """What rows of batches of about one size do.
+    """Planned drafts for batches of about one size.
 
     Attributes:
         drafts: by request. `usual`: those of a row with these methods.
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
         choosing: seconds that a choice takes.
         cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
-        rests: whether all rows might draft and nobody does.
-        kinds: which trials are due. `trials`: what the next steps are to ask instead. `warm`: whether caches are warm
-            for them, or steps so long that it does not matter; see `Policy.again`.
-        weights, times: see `Worth`: by request, and by method; empty where nobody knows.
+        rests: true if all rows may draft and none does.
+        kinds: schedule of trials. `trials`: drafts of the next steps in place of the planned ones. `warm`: true if
+            caches are warm for them, or steps so long that it does not matter; see `Policy.again`.
+        weights, times: see `Worth`: by request, and by method; empty if unknown.
     """
 
     drafts: Drafts = field(default_factory=dict)
@@ -59,7 +58,7 @@ class Policy:
 
     Args:
         slots: nodes of a draft of a method whose paths have at most so many tokens.
-        runs_model: whether a method runs a model; the others guess on the host for next to nothing.
+        runs_model: true if a method runs a model; the others guess on the host at almost no cost.
         max_draft_len: longest path of any draft.
         schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
             but `max_draft_len`, which bounds these lengths too.
@@ -67,9 +66,9 @@ class Policy:
         ragged: see `StepBatch`.
 
     Attributes:
-        costs: None until they are measured; whoever may draft does so until then.
-        stoppable: whether worth could end the last draft of a method.
-        expected_cost: plain steps that the step chosen last should take, prompts aside; 0 where that is not known.
+        costs: None until they are measured; all rows that may draft do so until then.
+        stoppable: by method, true if worth could end its last draft.
+        expected_cost: plain steps that the step chosen last should take, prompts aside; 0 if unknown.
     """
 
     def __init__(
@@ -93,42 +92,42 @@ class Policy:
         self.stoppable: dict[str, bool] = {}
         self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
         self._plan = _Plan()  # the one of the last step
-        # What is to be learned before the next choice: what to call, and how long which steps took.
+        # Observations to learn before the next choice: functions to call, and times of steps.
         self._news: list[Callable[[], object]] = []
         self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
         self._step = 0
-        self._chose = False  # whether the last call of `choose` made a choice
+        self._chose = False  # true if the last call of `choose` made a choice
         self._needed = 0.0
-        self._warms = False  # whether a step drafts after a rest, which takes longer than the next ones will
+        self._warms = False  # true if a step drafts after a rest, which takes longer than the next ones will
         self.expected_cost = 0.0
         self._answer = ANSWER
 
     def saw_answer(self, tokens: int) -> None:
-        """A request ended after so many tokens of output."""
+        """Record a request that ended after `tokens` tokens of output."""
         self._answer += (tokens - self._answer) / PRIOR
 
     def left(self, room: int) -> float:
-        """Tokens that a request which may emit `room` more will emit: as many as an answer has on average."""
+        """Expected tokens left for a request that may emit `room` more: those of an average answer, at most `room`."""
         return min(room, self._answer)
 
     def bound(self, rows: int) -> int:
-        """Longest path in a batch of so many decoding rows."""
+        """Longest path in a batch of `rows` decoding rows."""
         if self._schedule is None:
             return self.longest
         return next((length for size, length in self._schedule if rows <= size), 0)
 
     def expects(self, method: str) -> bool:
-        """Whether new rows will probably draft with this method, so that reading along is not in vain."""
+        """True if new rows will probably draft with this method, so that reading prompts with it pays."""
         usual = self._plan.usual.values()
         return not self.gate.closed and (not usual or any(method in each.methods for each in usual))
 
     def chance(self, method: str) -> float:
-        """That the first guess of a method comes true, over all requests."""
+        """Chance that the first guess of a method is accepted, over all requests."""
         self._learn()
         return float(self._of(method).engine[1])
 
     def needed(self) -> float:
-        """The chance at which one guess a row would have paid when it was last tried."""
+        """Chance at which one guess per row would have paid when it was last tried."""
         return self._needed
 
     def _of(self, method: str) -> Acceptance:
@@ -143,25 +142,25 @@ class Policy:
         return self._overlaps[key]
 
     def nodes(self, methods: Sequence[str], limit: int, joined: bool) -> int:
-        """Most nodes of a draft, see `RequestedDraft`."""
+        """Number of nodes of a draft, at most; see `RequestedDraft`."""
         each = [(self._runs_model(method), self._slots(method, limit)) for method in methods]
         host = sum(slots for model, slots in each if not model)
         models = [slots for model, slots in each if model]
         return host + sum(models) if joined else max([host, *models])
 
-    # What was seen is learned together, right before the next choice: code and tables are in the processor's caches
+    # Observations are learned together, right before the next choice: code and tables are in the processor's caches
     # then, and not after a forward. A step of a small model is short.
 
     def learn(
         self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
         accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
-        """Drafts of `method` were verified, see `Acceptance.learn`."""
+        """Learn from verified drafts of `method`, see `Acceptance.learn`."""
         seen = requests, asked, longest, accepted, siblings, saved
         self._news.append(partial(self._of(method).learn, self._step, *seen))
 
     def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
-        """Guesses of several methods about one place were verified, of which so many of each came true."""
+        """Learn from verified guesses of several methods about one place; `accepted` of each were right."""
         each = sorted(zip(methods, accepted, strict=True))
         self._news.append(partial(self._overlap(methods).learn, [count for _, count in each]))
 
@@ -169,21 +168,21 @@ class Policy:
         self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
         kept: Sequence[int], seen: Reliability,
     ) -> None:  # fmt: skip
-        """A chain of `method`, which says how clearly each guess won its draw, was verified; see `Confidence.learn`."""
+        """Learn from a verified chain of `method` with the shares of its guesses; see `Confidence.learn`."""
         self._news.append(partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen))
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """See `Costs.saw_draft`."""
+        """Record the time of a draft, see `Costs.saw_draft`."""
         if self.costs is not None and not self._warms:
             self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
 
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
-        """See `Costs.saw_feed`."""
+        """Record the time of reading, see `Costs.saw_feed`."""
         if self.costs is not None:
             self._news.append(partial(self.costs.saw_feed, method, tokens, seconds))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
-        """See `Costs.saw_step`."""
+        """Record the time of a step, see `Costs.saw_step`."""
         if self.costs is not None and not self._warms:
             self._took.setdefault((nodes, rows), []).append((seconds, context))
 
@@ -197,9 +196,9 @@ class Policy:
             self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each))
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
-        """What guesses of `method` for these requests are worth in the step chosen last; None where nobody knows.
+        """Worth of guesses of `method` for these requests in the step chosen last; None if unknown.
 
-        Guesses for requests whose drafts were not chosen by gain, such as trials, are made whatever they are worth.
+        Guesses for requests whose drafts were not chosen by gain, such as trials, are made at any worth.
         """
         confidence, plan = self._confidence.get(method), self._plan
         if confidence is None or method not in plan.times or not self.expected_cost:
@@ -208,7 +207,7 @@ class Policy:
         return Worth(confidence.tables, confidence.typical, sampled, weights, plan.times[method])
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
-        """The request ended."""
+        """Drop the counts of a request that ended."""
         self._learn()
         for method in methods:
             self._of(method).forget(request)
@@ -216,22 +215,22 @@ class Policy:
             plan.drafts.pop(request, None)
 
     def took(self, seconds: float) -> None:
-        """The last call of `choose` took so long."""
+        """Record the seconds of the last call of `choose`."""
         if self._chose:  # a stolen time slice counts as twice as much at most
             before = self._plan.choosing
             self._plan.choosing = (before + min(seconds, 2.0 * before or seconds)) / 2.0
         self._chose = False
 
     def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
-        """The plan for such a batch, and the longest path in it."""
+        """Plan for such a batch, and the longest path in it."""
         bound = 0 if self.gate.closed else self.bound(rows)
         return self._plans.setdefault((bound, beside > 0, rows.bit_length()), _Plan()), bound
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
-        """What `choose` would say for these requests, if that was said before; None where it has to be asked.
+        """Planned drafts of these requests, adapted to this step; None if `choose` must be called.
 
         Args:
-            limits: longest path that is of use to each.
+            limits: longest useful path of each.
         """
         plan, bound = self._planned(len(ids), beside)
         if plan.steps >= plan.until or not all(request in plan.drafts for request in ids):
@@ -249,7 +248,7 @@ class Policy:
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
-        """One requested draft per row of the next step, which also reads up to `beside` prompt tokens."""
+        """Choose the draft of each row of the next step, which also reads up to `beside` prompt tokens."""
         plan, bound = self._planned(len(rows), beside)
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
         if not free or self.costs is None:
@@ -269,13 +268,13 @@ class Policy:
         return requested
 
     def _open(self, request: int, bound: int) -> RequestedDraft:
-        """A planned draft, with the longest path and siblings where what guesses are worth will end it."""
+        """Planned draft, with the longest path and siblings if its chain ends by the worth of its guesses."""
         draft, priced = self._plan.drafts[request], bool(self._plan.times) and request in self._plan.weights
         stops = priced and all(self.stoppable.get(method, False) for method in draft.methods)
         return draft._replace(limit=bound, siblings=BESIDE * bound) if stops else draft
 
     def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
-        """As much as the row may draft, in the order of its methods."""
+        """Longest draft that the row may have, with all its methods in order."""
         limit = min(row.limit, bound)
         if limit:
             return RequestedDraft(limit, row.methods)
@@ -284,7 +283,7 @@ class Policy:
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
     def _choose(self, plan: _Plan, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int) -> None:
-        """Plans the best drafts of the free rows beside those of the others, and what to try."""
+        """Plan the best drafts of the free rows, given those of the other rows, and the trials."""
         assert self.costs is not None
         self._learn()
         requested = [self._most(row, bound) for row in rows]
@@ -309,7 +308,7 @@ class Policy:
         self, plan: _Plan, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
         requested: Sequence[RequestedDraft],
     ) -> None:  # fmt: skip
-        """Keeps what was chosen, until another choice is worth its time: at first soon, since little is known."""
+        """Keep a choice until another one is worth its time: at first for few steps, since little is measured."""
         plan.drafts = {row.id: draft for row, draft in zip(batch.rows, requested, strict=True)}
         groups: dict[tuple[str, ...], list[RequestedDraft]] = defaultdict(list)
         for i in sorted(batch.free, key=lambda i: -batch.rows[i].limit):  # those that are about to end come last

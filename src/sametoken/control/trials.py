@@ -1,6 +1,6 @@
-"""Steps that are made to learn something: plain, with longer and shorter paths, and with other drafters. Pure.
+"""Trial steps, made to learn something: plain, with longer or shorter paths, and with other drafters. Pure.
 
-A kind of trial is made as often as what it is believed to lose allows, so that a cheap one never waits for a dear one.
+The interval of a kind of trial grows with its estimated loss, so a cheap kind never waits for an expensive one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Drafts = dict[int, RequestedDraft]  # by request
 
 
 class TrialStep(NamedTuple):
-    """What to ask instead of what is planned; a trial of this kind is made again so many steps later."""
+    """Drafts of a trial in place of planned ones; a trial of this kind is made again `apart` steps later."""
 
     kind: str
     drafts: Drafts
@@ -24,7 +24,7 @@ class TrialStep(NamedTuple):
 
 
 class Trials:
-    """Of batches of about one size.
+    """Trials of batches of about one size.
 
     Attributes:
         needed: chance at which one guess a row would have paid when it was last tried.
@@ -37,7 +37,7 @@ class Trials:
     def due(
         self, now: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
     ) -> list[TrialStep]:
-        """What to try, one after the other, in steps from step `now` on."""
+        """Trials that are due, one after the other, in steps from step `now` on."""
         kinds, found = self._kinds(batch, planned), []
         # Reading may take as much as trials may lose of the time of all steps so far, or half a step.
         affordable = batch.plain * max(0.5, SHARE * now)
@@ -48,17 +48,17 @@ class Trials:
                 if not any(changed[i] != planned[i] for i in changed):
                     continue
                 lost = self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
-                # Whatever it is believed to lose, which may be wrong, it is tried again before long.
+                # The estimated loss may be wrong, so the trial is repeated before long.
                 apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16)) + debts / batch.plain / SHARE
                 found.append(TrialStep(kind, {batch.rows[i].id: draft for i, draft in changed.items()}, apart))
         return found
 
     def made(self, trial: TrialStep, now: int) -> None:
-        """It is made in this step."""
+        """Record that a trial is made in this step."""
         self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
 
     def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
-        """By kind the drafts of a trial, by place of a row."""
+        """Drafts of a trial by kind, by index of a row."""
         on, off = ([i for i in batch.free if (planned[i].limit > 0) == drafts] for drafts in (True, False))
         most = {i: min(2 * planned[i].limit, batch.rows[i].limit, batch.longest) for i in on}
         kinds = {
@@ -83,10 +83,10 @@ class Trials:
         self, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft],
         changed: Mapping[int, RequestedDraft],
     ) -> float:  # fmt: skip
-        """Plain steps, or steps as planned if they draft, whose time a trial is believed to lose."""
+        """Estimated loss of a trial, in plain steps, or in planned steps if they draft."""
         tried = list(ways)
         for i, draft in changed.items():
-            if draft.limit and draft.methods != ways[i].methods:  # whoever is asked else is asked always
+            if draft.limit and draft.methods != ways[i].methods:  # other drafters run in every step
                 tried[i] = ways[i]._replace(methods=draft.methods, shares=[1.0] * len(draft.methods))
         wait, seconds = batch.outcome(tried, [changed.get(i, draft).limit for i, draft in enumerate(planned)])
         if any(draft.limit for draft in planned):
@@ -102,7 +102,7 @@ def _asks_all(draft: RequestedDraft, methods: tuple[str, ...], runs_model: Calla
 def _read_within(
     affordable: float, batch: StepBatch, planned: Sequence[RequestedDraft], wanted: Drafts
 ) -> tuple[Drafts, float]:
-    """Those of the wanted drafts whose models have little to read first, and the seconds that it takes them."""
+    """Wanted drafts whose models have little to read first, and the seconds of reading."""
     kept, seconds = Drafts(), 0.0
     for i, draft in wanted.items():
         debt = sum(batch.debt(method, i) for method in set(draft.methods) - set(planned[i].methods))

@@ -1,8 +1,8 @@
-"""What guesses of one step are worth, and what their time is worth in the same unit: where each row's chain ends.
+"""Worth of the guesses of one step and of their time in one unit, which decides where each row's chain ends.
 
-A guess is worth the chance that its whole path comes true times the weight of its row. That never grows along a chain,
-so the guesses that are worth their verification are the first ones of each row. Beside each of them stand the next
-candidates of the same draw, its siblings, where they are worth theirs; no guess follows them. The rule is in
+A guess is worth the chance that its whole path is accepted, times the weight of its row. That never grows along a
+chain, so the guesses that are worth their verification are the first ones of each row. Beside each of them stand the
+next candidates of the same draw, its siblings, where they are worth theirs; no guess follows them. The rule is in
 kernels/cpu/stop.h.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-UNPRICED = 1e9  # weight of a row whose guesses are made whatever they cost
+UNPRICED = 1e9  # weight of a row whose guesses are made at any cost
 
 
 class Time(NamedTuple):
@@ -23,15 +23,15 @@ class Time(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """Legend: R rows, K candidates of a draw.
+    """Worth of guesses and of time in one step. Legend: R rows, K candidates of a draw.
 
     Attributes:
-        chances: [K][2][bins] that a candidate comes true, by its share: of greedy rows and of sampled ones. The bins of
-            candidate k part 0 .. 1 / (1 + k), since those before it have shares that are no smaller.
-        typical: [K][2] the same of candidates that were not drawn yet.
-        sampled: [R] which of the two holds.
-        weights: [R] of a token.
-        time: of what a guess takes.
+        chances: [K][2][bins] chance that a candidate is accepted, by its share: of greedy rows and of sampled ones. The
+            bins of candidate k part 0 .. 1 / (1 + k), since those before it have shares that are no smaller.
+        typical: [K][2] chance of candidates that were not drawn yet.
+        sampled: [R] true for sampled rows.
+        weights: [R] weight of a token.
+        time: worth of a guess's time.
         siblings: [R] most guesses beside those of the chain; () for none.
     """
 
@@ -44,7 +44,7 @@ class Worth(NamedTuple):
 
 
 class EndedChains(NamedTuple):
-    """What was drawn and what of it joined the drafts of R rows. Legend: L levels, K candidates of a draw.
+    """Candidates of R rows that were drawn, and those that joined the drafts. Legend: L levels, K candidates of a draw.
 
     Attributes:
         made: [R] levels that were drawn.

@@ -1,6 +1,6 @@
 """A suffix automaton with counts: the longest known suffix of a text, and how often each token followed it.
 
-Knows token ids only, nothing of rows or drafts.
+Works on token ids only, not on rows or drafts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NO_MATCH = Match(0, 0)
 
 
 class Follower(NamedTuple):
-    """A token that may follow a match: its share of what did follow, and the match that it leads to."""
+    """A token that may follow a match: its share of all continuations, and the match that it leads to."""
 
     share: float
     token: int
@@ -72,7 +72,7 @@ class SuffixAutomaton:
             child = link[child]
 
     def advance(self, match: Match, token: int) -> Match:
-        """The longest suffix of `match` + `token` that has occurred, at most `max_context` tokens."""
+        """Longest suffix of `match` + `token` that has occurred, at most `max_context` tokens."""
         state, length = match
         while state and token not in self._next[state]:
             state = self._link[state]
@@ -90,9 +90,9 @@ class SuffixAutomaton:
         return found
 
     def followers(self, match: Match, least_share: float = 0.0) -> list[Follower]:
-        """What followed the match with at least this share, in the order of first occurrence.
+        """Tokens that followed the match with at least this share, in the order of first occurrence.
 
-        If nothing followed it: what followed the longest suffix of it that was followed by anything.
+        If no token followed it: those that followed its longest suffix with a continuation.
         """
         state, length = match
         while state and not self._next[state]:
@@ -112,7 +112,7 @@ class SuffixAutomaton:
         ]
 
     def _clip(self, match: Match) -> Match:
-        """The same string by the state that holds it now, which after a split or a cut may be a shorter one."""
+        """Match of the string in its current state, which after a split or a cut may be a shorter one."""
         state, length = match
         while 0 < length <= self._length[self._link[state]]:
             state = self._link[state]
@@ -132,7 +132,7 @@ class SuffixAutomaton:
         return new
 
     def _exact(self, here: int, token: int) -> int:
-        """The state whose longest string is the longest of `here` + `token`, split off from longer ones if need be."""
+        """State whose longest string is the longest of `here` + `token`, split off from longer ones if needed."""
         child = self._next[here][token]
         length = self._length[here] + 1
         if self._length[child] == length:

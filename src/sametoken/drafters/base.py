@@ -1,4 +1,4 @@
-"""The protocol of a drafter: it is told which tokens were committed, and proposes the next ones.
+"""The protocol of a drafter: it observes committed tokens and proposes the next ones.
 
 It can only cost time, never change a token: the target's draws do not depend on it (`speculation.verify`).
 """
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class RowOrigin(NamedTuple):
-    """A request as drafters see it.
+    """Facts of a request that drafters use.
 
     Attributes:
-        owner: whose texts may make guesses for it: requests with different owners learn nothing of each other.
-        prediction: the output that the caller expects, None where it expects nothing.
+        owner: owner of the texts that may serve as drafts: requests of different owners share no texts.
+        prediction: the output that the caller predicted, None without a prediction.
     """
 
     owner: str = ""
@@ -35,19 +35,19 @@ ANYONE = RowOrigin()
 
 
 class Drafter(Protocol):
-    """Makes drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
+    """Maker of drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
 
     Attributes:
-        taps: target layers (output of block i, 0-based) whose hidden states it wants, in its order; () for none. With
+        taps: target layers (output of block i, 0-based) whose hidden states it reads, in its order; () for none. With
             taps and keys and values in the pages it cannot make up for tokens that it did not observe, so only prefix
             pages that hold its keys and values are reused, made with the token after them that follows now.
         namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
         runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
-        shares: [B, L, K] of the last proposal, how clearly the candidates of each place of a chain won the drafter's
-            own draw, see `model.compiled.Guesses`; None where the drafter does not say.
-        worth: of the proposal that comes next; whoever gives shares may make only the guesses that are worth it.
-        ended: what worth made of the last proposal, None where it did not end its rows.
+        shares: [B, L, K] of the last proposal, share of each candidate of a place in the drafter's own draw, see
+            `model.compiled_guesses.Guesses`; None if the drafter reports none.
+        worth: of the next proposal; a drafter that reports shares may leave out guesses that are not worth their cost.
+        ended: candidates of the last proposal if worth ended its rows, None if not.
     """
 
     taps: tuple[int, ...] = ()
@@ -59,18 +59,18 @@ class Drafter(Protocol):
     ended: EndedChains | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
-        """A sequence starts in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
+        """Start a sequence in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
 
         Args:
-            draft_cached: of how many of the first of them those pages hold this drafter's keys and values.
+            draft_cached: number of the first of them for which those pages hold this drafter's keys and values.
             origin: the request of the sequence.
         """
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Observes what was committed, in order: a prompt chunk, or the accepted path from the pending token on.
+        """Observe committed tokens, in order: a prompt chunk, or the accepted path from the pending token on.
 
-        Called while the row decodes plainly too, so that it can draft again at any time; what it costs to keep up is
-        best paid by `propose` and `catch_up`.
+        Called while the row decodes plainly too, so that it can draft again at any time; costly work is best left to
+        `propose` and `catch_up`.
 
         Args:
             rows: distinct rows.
@@ -79,7 +79,7 @@ class Drafter(Protocol):
         """
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        """Guesses what follows the pending tokens; may not change what was observed.
+        """Draft the tokens after the pending ones; must not change the observed state.
 
         Args:
             pending: each row's emitted but not yet observed token, node 0 of its draft.
@@ -92,7 +92,7 @@ class Drafter(Protocol):
         ...
 
     def release(self, row: int) -> None:
-        """The row's sequence ended or lost its pages; its number will be used again."""
+        """End the row's sequence, which ended or lost its pages; its number will be used again."""
 
     def slots(self, limit: int) -> int:
         """Most cache slots past the pending token that a draft of a row with paths of at most `limit` tokens takes.
@@ -102,22 +102,22 @@ class Drafter(Protocol):
         return self.nodes if limit else 0
 
     def cached_tokens(self, row: int) -> int:
-        """Of how many of the row's leading tokens the pages hold this drafter's keys and values."""
+        """Number of the row's leading tokens for which the pages hold this drafter's keys and values."""
         return self.held(row)
 
     def held(self, row: int) -> int:
-        """`cached_tokens` by the name that it had before."""
+        """Former name of `cached_tokens`."""
         return 0
 
     def catch_up(self, rows: Sequence[int]) -> None:
-        """These rows will probably be drafted soon: what is long to read may be read now."""
+        """Read long backlogs of these rows now, if that helps: they will probably be drafted soon."""
         return
 
     @property
     def remembered(self) -> int:
-        """Bytes that outputs of ended requests take, about."""
+        """Approximate bytes of the outputs of ended requests that it remembers."""
         return 0
 
     def captured(self) -> Proposer | None:
-        """How it guesses inside a captured step, None where it can only guess on the host."""
+        """Its proposer inside a captured step, None if it can guess on the host only."""
         return None

@@ -22,7 +22,7 @@ class Proposer(Protocol):
         depth: K, tokens of the longest path.
         nodes: N, of every draft, the pending token included.
         slots: most cache slots from the pending token on that a guess or its verification takes.
-        chain: whether every draft is a chain, so that its accepted path lies where it belongs.
+        chain: true if every draft is a chain, so that its accepted path is already in place.
         taps: target layers whose hidden states it reads, see `Drafter`.
     """
 
@@ -33,7 +33,7 @@ class Proposer(Protocol):
     taps: tuple[int, ...] = ()
 
     def enter(self, row: int) -> Tensor | None:
-        """The row will be guessed for on the device until `leave`.
+        """Start drafting for the row on the device, until `leave`.
 
         Returns:
             [1, W] features of the row's last committed token; None without taps.
@@ -41,19 +41,19 @@ class Proposer(Protocol):
         return None
 
     def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
-        """[B, N] what may follow the pending tokens, padded past `graph_slots.longest`; the same kernels at every call.
+        """Draft [B, N] after the pending tokens, padded past `graph_slots.longest`; the same kernels at every call.
 
         Args:
-            keys: bound of what lies in any row, this step's `slots` included.
+            keys: upper bound of the keys of any row, this step's `slots` included.
         """
         ...
 
     def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
-        """A step committed these tokens, of the positions from `start` on, as the host has learned."""
+        """Note the tokens that a step committed, at positions from `start` on, as soon as the host has read them."""
         return
 
     def leave(self, row: int, features: Tensor) -> None:
-        """The host takes the row back.
+        """Return the row to the host.
 
         Args:
             features: [count, W] of the tokens that were committed last.
@@ -71,14 +71,14 @@ class Plain(Proposer):
 
 
 class Capturable(Protocol):
-    """A drafter, as a captured step sees it."""
+    """Interface of a drafter for captured steps."""
 
     def captured(self) -> Proposer | None:
-        """Its part of a captured step, None where it guesses on the host alone."""
+        """Its part of a captured step, None if it guesses on the host alone."""
         ...
 
 
 def proposers(drafters: Mapping[str, Capturable], plain: str) -> dict[str, Proposer]:
-    """The methods that can guess inside a captured step: plain decoding, by its name, and drafters that say so."""
+    """Proposers of captured steps by method: plain decoding, by its name, and the drafters that have one."""
     found = {method: drafter.captured() for method, drafter in drafters.items()}
     return {plain: Plain(), **{method: each for method, each in found.items() if each is not None}}

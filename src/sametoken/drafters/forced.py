@@ -1,6 +1,6 @@
 """Drafts the tokens that a request's grammar forces: guessing them costs nothing, and all of them are accepted.
 
-It knows grammars, not texts.
+Uses grammars, not texts.
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ class ForcedDrafter(Drafter):
         self.nodes = max_draft_len
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
-        """Nothing to remember: the state is the grammar's."""
+        """Do nothing: the grammar holds the state."""
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
-        """Nothing to remember."""
+        """Do nothing: the grammar holds the state."""
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        """[B, N] what each row's grammar forces after the pending token, at most `limits[i]` tokens."""
+        """Draft [B, N] of the tokens that each row's grammar forces after the pending token, at most `limits[i]`
+        tokens.
+        """
         grammars = sampling.grammars or (None,) * len(rows)
         forced = [[] if g is None else g.forced(self.slots(limit)) for g, limit in zip(grammars, limits, strict=True)]
         return padded(pending, [chain(tokens) for tokens in forced])
 
     def release(self, row: int) -> None:
-        """Nothing to forget."""
+        """Do nothing: the grammar holds the state."""
 
     def slots(self, limit: int) -> int:
         return min(self.nodes, limit)
 
 
 def build(config: SpeculativeConfig) -> Drafter:
-    """The drafter of these settings."""
+    """Build the drafter from these settings."""
     return ForcedDrafter(config.longest)

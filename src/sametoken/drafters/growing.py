@@ -1,7 +1,7 @@
 """Growing chains and trees with a model over a cache: written once, for draft models and heads, host and device.
 
 A `Guesser` is such a model. It reads committed tokens, and then its own guesses level by level. A chain is the tree of
-one branch. Who drives `grow` is `drafters.rows`: the host, or a captured step; compiled kernels do all of it in a call.
+one branch. `drafters.rows` calls `grow` on the host or in a captured step; compiled kernels do all of it in one call.
 Legend: B rows, F nodes of a level, N tokens of a row, H hidden size, V vocabulary, W width of the taps together.
 """
 
@@ -39,19 +39,23 @@ class Guesser(Protocol):
     vocabulary: int
 
     def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
-        """Reads and grows chains in one call of the compiled kernels, see `Compiled.guess`; None where they cannot."""
+        """Read tokens and grow chains in one call of the compiled kernels, see `Compiled.guess`; None if they
+        cannot.
+        """
         ...
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Reads and grows whole trees in one call of the compiled kernels: tokens, parents and places [B, N] each."""
+        """Read tokens and grow whole trees in one call of the compiled kernels: tokens, parents and places [B,
+        N] each.
+        """
         ...
 
     def fuse(self, features: Tensor) -> Tensor:
-        """[R, H] what slots of committed tokens read beside them, from features [R, W]; not asked without taps."""
+        """Hidden input [R, H] of slots of committed tokens, from features [R, W]; not called without taps."""
         ...
 
     def recycle(self, output: Tensor) -> Tensor | None:
-        """[R, H] what slots of guesses read in place of a feature, from outputs [R, H]; None for nothing."""
+        """Hidden input [R, H] of slots of guesses, in place of a feature, from outputs [R, H]; None for none."""
         ...
 
     def run(self, tokens: Tensor, hidden: Tensor | None, span: Span) -> Tensor:
@@ -59,15 +63,15 @@ class Guesser(Protocol):
         ...
 
     def scores(self, output: Tensor) -> Tensor:
-        """[R, outputs] after outputs [R, H]."""
+        """Logits [R, outputs] after outputs [R, H]."""
         ...
 
 
 class Place(NamedTuple):
-    """Where rows stand in the cache of a guesser.
+    """Positions of rows in the cache of a guesser.
 
     Attributes:
-        rows: [B] rows of the page table; `host_rows` the same as Python ints, () where the host must not know.
+        rows: [B] rows of the page table; `host_rows` as Python ints, () if the host must not read them.
         starts: [B] slots that each row has there; `longest` bounds them.
     """
 
@@ -77,12 +81,12 @@ class Place(NamedTuple):
     longest: int
 
     def span(self, ancestor_mask: Tensor, nodes: int) -> Span:
-        """The last `nodes` nodes of the trees `ancestor_mask` [B, M, M] past the rows' slots."""
+        """Span of the last `nodes` nodes of the trees `ancestor_mask` [B, M, M] past the rows' slots."""
         return Span(self.rows, self.host_rows, self.starts, ancestor_mask, nodes, self.longest + ancestor_mask.shape[1])
 
 
 def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, levels: int, sampling: Sampling) -> Grown:
-    """Grows a tree to `levels` levels; a forward for each level but the first.
+    """Grow a tree to `levels` levels; a forward for each level but the first.
 
     Args:
         place: after the slots of the pending tokens.
@@ -101,9 +105,9 @@ def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, lev
 def _guesses(
     guesser: Guesser, output: Tensor, position: Tensor, sampling: Sampling, count: int
 ) -> tuple[Tensor, Tensor]:
-    """[B, F, count] tokens and scores of the best guesses after outputs [B, F, H] of tokens at `position` [B].
+    """Tokens and scores [B, F, count] of the best guesses after outputs [B, F, H] of tokens at `position` [B].
 
-    A single guess is the model's own draw under the target's rule; nobody asks what it scores.
+    A single guess is the model's own draw under the target's rule; its score is not used.
     """
     logits, ids = guesser.scores(output.flatten(0, 1)), guesser.ids
     if ids is not None and not sampling.greedy:  # bans, penalties and noise are about the target's tokens

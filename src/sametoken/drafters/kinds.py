@@ -1,4 +1,4 @@
-"""The records of the drafters that need no weights."""
+"""Records of the drafter kinds that need no weights."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Prompt lookup: the draft is what followed an earlier occurrence of the row's last n tokens (Saxena 2023).
+"""Prompt lookup: the draft copies the tokens after an earlier occurrence of the row's last n tokens (Saxena 2023).
 
-Knows token ids only; the work of a step does not depend on how long the row's context is.
+Works on token ids only; the work of a step does not depend on how long the row's context is.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class NgramPool:
             self._old, self._young = self._young, {}
 
     def continuation(self, text: Text, pending: int, limit: int) -> list[int]:
-        """At most `limit` tokens that followed the longest n-gram known to end `text + [pending]`; [] if none did."""
+        """Tokens, at most `limit`, that followed the longest n-gram that ends `text + [pending]`; [] if none did."""
         for size in self._sizes:
             if size > len(text) + 1:
                 continue
@@ -125,7 +125,7 @@ class NgramDrafter(Drafter):
             self._extend(row, committed)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """[B, N] chains of at most `limits[i]` and `nodes` draft tokens.
+        """Draft chains [B, N] of at most `limits[i]` and `nodes` draft tokens.
 
         `sampling` is ignored: a copy has no scores to rank under its noise.
         """
@@ -136,7 +136,7 @@ class NgramDrafter(Drafter):
         return padded(pending, guesses)
 
     def release(self, row: int) -> None:
-        """Forget `row`; what it put into a public pool stays."""
+        """Forget `row`; its n-grams in a public pool stay."""
         self._rows.pop(row, None)
 
     def slots(self, limit: int) -> int:
@@ -160,7 +160,7 @@ class NgramDrafter(Drafter):
 
 
 def build(config: SpeculativeConfig) -> Drafter:
-    """The drafter of these settings."""
+    """Build the drafter from these settings."""
     return NgramDrafter(
         max_draft_len=config.longest,
         max_matching_ngram_size=config.max_matching_ngram_size,

@@ -1,4 +1,4 @@
-"""Ragged guesses on the host become one rectangular `Draft`; knows nothing of how they were guessed."""
+"""One rectangular `Draft` from ragged guesses on the host, whatever their drafter."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class Guess(NamedTuple):
 
 
 def chain(tokens: list[int]) -> Guess:
-    """A guess in which every token follows the one before it."""
+    """Guess in which every token follows the one before it."""
     return Guess(tokens, list(range(len(tokens))))
 
 
 def padded(pending: Sequence[int], guesses: Sequence[Guess]) -> Draft:
-    """[B, N] draft on the CPU, N = 1 + tokens of the largest guess; padding continues the last node as a chain.
+    """Draft [B, N] on the CPU, N = 1 + tokens of the largest guess; padding continues the last node as a chain.
 
     Args:
         pending: [B] root tokens.
-        guesses: [B] what may follow each.
+        guesses: [B] guesses after each.
     """
     rows = len(guesses)
     nodes = 1 + max((len(guess.tokens) for guess in guesses), default=0)

@@ -1,6 +1,6 @@
 """Drafts from a text that the caller expects as output: the tokens after the place that the output has reached in it.
 
-It knows token ids only. If the output departs from the prediction, the place is found again by the last tokens.
+Works on token ids only. If the output departs from the prediction, the place is found again by the last tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST_SHARE = 0.2
 
 
 def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
-    """A predicted text, ready to be searched; nothing changes it afterwards, so choices of a request share it."""
+    """Index of a predicted text; it is not changed afterwards, so choices of a request share it."""
     known = SuffixAutomaton(MAX_CONTEXT + 1)
     for token in (BEGIN, *tokens):
         known.extend(token)
@@ -34,7 +34,7 @@ def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
 
 @dataclass
 class _PredictedRow:
-    """One sequence: its prediction, its last tokens, and where it stands once its output has begun."""
+    """One sequence: its prediction, its last tokens, and its place in the prediction once its output has begun."""
 
     known: SuffixAutomaton
     recent: deque[int]
@@ -42,7 +42,7 @@ class _PredictedRow:
 
 
 class PredictionDrafter(Drafter):
-    """Continues the prediction of each row that has one.
+    """Drafter that continues the prediction of each row that has one.
 
     Args:
         max_draft_len: longest draft.
@@ -53,7 +53,7 @@ class PredictionDrafter(Drafter):
         self._rows: dict[int, _PredictedRow] = {}
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
-        """Start `row` anew; what lies in reused pages is prompt."""
+        """Start `row`; tokens in reused pages are prompt."""
         self._rows.pop(row, None)
         if origin.prediction is not None:
             self._rows[row] = _PredictedRow(origin.prediction, deque(maxlen=MAX_CONTEXT))
@@ -69,7 +69,9 @@ class PredictionDrafter(Drafter):
                     state.match = state.known.advance(state.match, token)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """[B, N] continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no scores."""
+        """Draft [B, N] of continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no
+        scores.
+        """
         return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
 
     def release(self, row: int) -> None:
@@ -91,7 +93,9 @@ class PredictionDrafter(Drafter):
         return grow(state.known, match, Bounds(self.slots(nodes), limit, LEAST_SHARE))[0]
 
     def _place(self, state: _PredictedRow, pending: int) -> Match:
-        """Where the output stands when it is first drafted: at the beginning, or for a preempted row further on."""
+        """Place of the output in the prediction at its first draft: the beginning, or further on for a preempted
+        row.
+        """
         beginning = state.known.match([BEGIN])
         if state.known.advance(beginning, pending).length > beginning.length:
             return beginning
@@ -99,5 +103,5 @@ class PredictionDrafter(Drafter):
 
 
 def build(config: SpeculativeConfig) -> Drafter:
-    """The drafter of these settings."""
+    """Build the drafter from these settings."""
     return PredictionDrafter(config.longest)

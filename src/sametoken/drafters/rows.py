@@ -1,4 +1,5 @@
-"""Drafters that grow: what their rows have read, and who drives `growing.grow`: the host, or a captured step.
+"""Drafters that grow trees with a model: the state of their rows, and the calls of `growing.grow`, on the host or in a
+captured step.
 
 Legend: B rows, N nodes of a draft, R slots of all rows, H hidden size, K longest path, W width of the taps together.
 """
@@ -23,7 +24,7 @@ from sametoken.speculation.sampling import Sampling
 
 FEED_ROWS = 512  # most slots that one forward reads
 LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
-MOST_KEPT = 512  # features that a row keeps while nobody asks for guesses; beyond, they are read
+MOST_KEPT = 512  # features that a row keeps while it is not drafted; beyond, they are read
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ Slots = Sequence[tuple[list[int], Tensor | None]]  # of each row the tokens that
 
 
 class GrowingDrafter(Drafter):
-    """Guesses with a model over a cache that shares the target's page table.
+    """Drafter with a model over a cache that shares the target's page table.
 
     Args:
         guesser: the model.
@@ -95,7 +96,7 @@ class GrowingDrafter(Drafter):
         return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
 
     def branch(self, branches: int, budget: int) -> None:
-        """Other trees from now on, which need no more slots than those of the beginning; no row may be admitted yet."""
+        """Use other trees from now on, which need no more slots than the first ones; no row may be admitted yet."""
         assert not self._rows, "rows keep what was proposed for them"
         self.branches, self.budget = branches, budget
 
@@ -107,7 +108,7 @@ class GrowingDrafter(Drafter):
     def _ints(self, values: Sequence[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
-    # What the rows read.
+    # Reading.
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         parts: Sequence[Tensor | None] = [None] * len(rows)
@@ -127,7 +128,7 @@ class GrowingDrafter(Drafter):
         self._read(rows)
 
     def _read(self, rows: Sequence[int]) -> None:
-        """Reads long backlogs, together and so that nobody is padded."""
+        """Read long backlogs together, without padding any row."""
         lag = self.guesser.lag
         while long := [row for row in rows if len(self._rows[row].tokens) > LONG_BACKLOG]:
             states = [self._rows[row] for row in long]
@@ -135,7 +136,7 @@ class GrowingDrafter(Drafter):
             self._feed(long, [state.take(width, lag) for state in states])
 
     def _feed(self, rows: Sequence[int], slots: Slots) -> Tensor:
-        """Computes slots of committed tokens into the cache; [B, H] output of each row's last one."""
+        """Compute slots of committed tokens into the cache; return the output [B, H] of each row's last slot."""
         widths = [len(tokens) for tokens, _ in slots]
         width, lengths = max(widths), self._ints(widths)
         # Shorter rows repeat their last slot past their end, where nothing is kept.
@@ -156,7 +157,7 @@ class GrowingDrafter(Drafter):
         lengths = [self._rows[row].length for row in rows]
         return Place(self._ints(rows), rows, self._ints(lengths), max(lengths))
 
-    # What is proposed.
+    # Proposing.
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
         self._read(rows)
@@ -182,11 +183,11 @@ class GrowingDrafter(Drafter):
         return Tree(self._ints(pending), self._ints(limits), self.branches, self._ints(budgets), max(budgets))
 
     def _cut(self, limits: Sequence[int]) -> Tensor | None:
-        """[B] where the rows' chains end; None where they end together."""
+        """Lengths [B] of the rows' chains; None if all are equal."""
         return self._ints(limits) if min(limits) < max(limits) else None
 
     def _compiled(self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling) -> Grown | None:
-        """Reads and grows in one call; None where the compiled kernels cannot."""
+        """Read and grow in one call; None if the compiled kernels cannot."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
         read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
         grown = self._chains(read, limits, sampling) if self.branches == 1 else self._trees(read, limits, sampling)
@@ -216,27 +217,29 @@ class GrowingDrafter(Drafter):
         return CapturedGrowing(self)
 
     def settle(self, row: int) -> Tensor | None:
-        """Reads all committed tokens but those whose slots read the pending one; their features, None without taps."""
+        """Read all committed tokens except those whose slots read the pending one; return their features, None without
+        taps.
+        """
         state, lag = self._rows[row], self.guesser.lag
         while (count := len(state.tokens) - lag) > 0:
             self._feed([row], [state.take(min(count, FEED_ROWS), lag)])
         return state.features[0] if state.features else None
 
     def resume(self, row: int, start: int, committed: Sequence[int]) -> None:
-        """A captured step read the token at `start` and committed tokens from there on."""
+        """Record that a captured step read the token at `start` and committed tokens from there on."""
         kept = 1 - self.guesser.lag
         if self.branches == 1 and not self.taps:  # it grew the accepted path where it belongs, but for its last token
             kept = max(1, len(committed) - 1)
         self._rows[row] = Row(start + kept, list(committed[kept:]))
 
     def give(self, row: int, features: Tensor) -> None:
-        """The features [count, W] of the tokens that the row has not read."""
+        """Set the features [count, W] of the tokens that the row has not read."""
         self._rows[row].features = [features]
 
     # Guesses that came true.
 
     def _remember(self, states: Sequence[Row], grown: Grown) -> None:
-        """Notes which proposed nodes are in the cache, to keep them if they are accepted.
+        """Note the proposed nodes that are in the cache, to keep them if they are accepted.
 
         Only without taps: a slot that read the guesser's own output instead of a feature is computed again.
         """
@@ -250,7 +253,9 @@ class GrowingDrafter(Drafter):
                         state.written[node] = written[node]
 
     def _keep_path(self, row: int, state: Row, committed: Sequence[int]) -> int:
-        """Commits what the last proposal computed of the accepted path; how many of the tokens are in the cache now."""
+        """Commit the nodes of the accepted path that the last proposal computed; return the number of tokens now in the
+        cache.
+        """
         node = 0
         path: list[int] = []
         for token in committed[1:]:
@@ -266,7 +271,8 @@ class GrowingDrafter(Drafter):
 
 
 class CapturedGrowing(Proposer):
-    """Grows inside a captured step; the slots of guesses are computed again with the accepted tokens.
+    """Proposer that grows trees inside a captured step; the slots of guesses are computed again with the accepted
+    tokens.
 
     Every step first reads the tokens that the step before emitted, as many slots as that may be, for only the device
     knows how many they are. Chains without taps find all but the last two in the cache already.
@@ -312,6 +318,6 @@ class CapturedGrowing(Proposer):
 
 
 def _joined(slots: Slots) -> Tensor | None:
-    """[R, W] features of all rows' slots."""
+    """Features [R, W] of all rows' slots, joined."""
     parts = [features for _, features in slots if features is not None]
     return None if not parts else parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,6 +1,7 @@
-"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): a tree of what followed the longest suffix seen before.
+"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): a tree of the tokens that followed the longest suffix seen
+before.
 
-Knows token ids only; the work of a step does not depend on how long the row's context is.
+Works on token ids only; the work of a step does not depend on how long the row's context is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_CACHED_TOKENS = 2**18  # of all outputs remembered, about 100 MB
 
 
 class Bounds(NamedTuple):
-    """Where a tree stops growing: most nodes, most nodes on a path, least probability of a path."""
+    """Bounds of a tree: most nodes, most nodes on a path, least probability of a path."""
 
     nodes: int
     depth: int
@@ -34,7 +35,7 @@ class Bounds(NamedTuple):
 
 
 def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Guess, float]:
-    """The most probable nodes after `match`, and how many of them are expected to be accepted on that estimate.
+    """The most probable nodes after `match`, and the number of them that are expected to be accepted.
 
     A node's probability is the product of the shares on its path, so a child never precedes its parent.
     """
@@ -70,7 +71,7 @@ class _Generation:
 
 
 class OutputStore:
-    """The outputs of earlier requests, each owner's in generations of half the caps: a third one replaces the first.
+    """Outputs of earlier requests, each owner's in generations of half the caps: a third one replaces the first.
 
     An automaton cannot forget one of its texts, and building it anew would stall every row of the batch.
 
@@ -93,11 +94,11 @@ class OutputStore:
         return sum(each.tokens for generations in self._owners.values() for each in generations)
 
     def of(self, owner: str) -> list[SuffixAutomaton]:
-        """The outputs of an owner's requests, the older ones first."""
+        """Indices of the outputs of an owner's requests, the older ones first."""
         return [each.index for each in self._owners.get(owner, ())]
 
     def add(self, owner: str, output: Sequence[int]) -> None:
-        """Remember `output`, of a very long one the last tokens."""
+        """Remember `output`, or the last tokens of a very long one."""
         kept = output[-self._most_tokens :]
         if not kept or self._most_requests == 0:
             return
@@ -135,7 +136,8 @@ class _IndexedRow:
 
 
 class SuffixDrafter(Drafter):
-    """Trees of what followed in the row's own text, or in outputs of its owner, whichever promises more.
+    """Drafter of trees from the row's own text or from outputs of its owner, whichever has the higher expected
+    acceptance.
 
     Only outputs are remembered across rows: prompts are longer, the model does not repeat other requests' prompts,
     and its own prompt a row has anyway. A row's output begins with its first `propose`.
@@ -187,14 +189,14 @@ class SuffixDrafter(Drafter):
             self._extend(row, committed)
 
     def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """[B, N] trees of at most `nodes` draft tokens, `limits[i]` of them on a path.
+        """Draft trees [B, N] of at most `nodes` draft tokens, `limits[i]` of them on a path.
 
         `sampling` is ignored: shares of what followed before are no scores to rank under its noise.
         """
         return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
 
     def release(self, row: int) -> None:
-        """Forget `row` but remember its output; a preempted row leaves the part that it had written."""
+        """Forget `row` but remember its output; for a preempted row, the part written so far."""
         state = self._rows.pop(row, None)
         if state is not None and state.output is not None:
             self.store.add(state.owner, state.output)
@@ -235,7 +237,7 @@ def _require(holds: bool, name: str, value: float, expected: str) -> None:
 
 
 def build(config: SpeculativeConfig) -> Drafter:
-    """The drafter of these settings."""
+    """Build the drafter from these settings."""
     return SuffixDrafter(
         budget=config.budget,
         max_draft_len=config.longest,

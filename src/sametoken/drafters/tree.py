@@ -1,7 +1,7 @@
-"""Trees of guesses under growth, level by level: what is expanded next, and what is proposed in the end.
+"""Growing trees of guesses, level by level: the nodes to expand next, and the final draft.
 
-Knows tokens, scores and places, not who makes them; only `trimmed` looks at values.
-Legend: B rows, K branches, C candidates, F nodes of a frontier, N nodes of a draft, H hidden size.
+Works on tokens, scores and places of any model; only `trimmed` reads values on the host. Legend: B rows, K branches, C
+candidates, F nodes of a frontier, N nodes of a draft, H hidden size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sametoken.speculation.draft import PADDING, Draft, chain_mask, chain_parent
 
 
 class Grown(NamedTuple):
-    """A draft, and which of its nodes ran through the model that guessed.
+    """A draft, and the nodes of it that ran through the draft model.
 
     Attributes:
         written: [B, N] where a node's keys and values lie past the row's length, -1 where there are none.
@@ -26,13 +26,13 @@ class Grown(NamedTuple):
     written: Tensor
 
     def trimmed(self) -> Grown:
-        """Without the columns in which every row has padding."""
+        """Copy without the columns in which every row has padding."""
         draft = trimmed(self.draft)
         return Grown(draft, self.written[:, : draft.tokens.shape[1]])
 
 
 def trimmed(draft: Draft) -> Draft:
-    """The draft without the columns in which every row has padding; the host looks for them."""
+    """Draft without the columns in which every row has padding; reads values on the host."""
     nodes = 1 + int((draft.tokens[:, 1:] != PADDING).sum(1).max())
     return Draft(draft.tokens[:, :nodes], draft.parents[:, :nodes])
 
@@ -51,16 +51,18 @@ class Chain:
         self.limits, self._tokens = limits, [pending.unsqueeze(1)]
 
     def grow(self, tokens: Tensor, scores: Tensor) -> None:
-        """Adds the child [B, 1, 1] of the last node."""
+        """Add the child [B, 1, 1] of the last node."""
         self._tokens.append(tokens.squeeze(2))
 
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """The last node takes its place in the cache: its token [B, 1] and the ancestors of all nodes that ever ran."""
+        """Give the last node its place in the cache; return its token [B, 1] and the ancestors of all nodes that ever
+        ran.
+        """
         last = self._tokens[-1]
         return last, chain_mask(last.shape[0], len(self._tokens) - 1, last.device)
 
     def above(self, output: Tensor) -> Tensor:
-        """What the last node follows."""
+        """Output of the last node's parent."""
         return output
 
     def grown(self) -> Grown:
@@ -68,7 +70,7 @@ class Chain:
 
 
 def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
-    """A chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
+    """Chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
     rows, nodes = tokens.shape
     if limits is not None:
         place = torch.arange(nodes, device=tokens.device)
@@ -78,7 +80,7 @@ def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
 
 
 def _written(nodes: int, device: torch.device) -> Tensor:
-    """[N] `Grown.written` of a chain: the root's was committed before, the last node did not run."""
+    """Places [N] as in `Grown.written` of a chain: the root's K/V is committed before, the last node did not run."""
     place = torch.arange(nodes, device=device)
     return torch.where(place < nodes - 1, place - 1, -1)
 
@@ -113,7 +115,7 @@ class Tree:
         self._origin = self._frontier  # whose child each of them is: a place in the frontier before it
 
     def grow(self, tokens: Tensor, scores: Tensor) -> None:
-        """Adds K children [B, F, K] to every frontier node and takes the K best of them as the next frontier."""
+        """Add K children [B, F, K] to every frontier node and keep the K best of them as the next frontier."""
         branches = tokens.shape[2]
         total = self.scores.gather(1, self._frontier).unsqueeze(2) + scores
         total = total.masked_fill((self.limits <= self._level).view(-1, 1, 1), float("-inf")).flatten(1)
@@ -128,7 +130,9 @@ class Tree:
         self._level += 1
 
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """The frontier takes its place in the cache: its tokens [B, F] and the ancestors of all nodes that ever ran."""
+        """Give the frontier its place in the cache; return its tokens [B, F] and the ancestors of all nodes that ever
+        ran.
+        """
         rows, width = self._frontier.shape
         size = self._ancestors.shape[1]
         above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
@@ -144,11 +148,11 @@ class Tree:
         return self.tokens.gather(1, self._frontier), grown
 
     def above(self, output: Tensor) -> Tensor:
-        """What each node of the frontier follows, from the outputs [B, F, H] of the frontier before it."""
+        """Outputs of the parents of the frontier's nodes, from the outputs [B, F, H] of the frontier before it."""
         return output.gather(1, self._origin.unsqueeze(2).expand(-1, -1, output.shape[2]))
 
     def grown(self) -> Grown:
-        """Each row's root and the best candidates of its budget.
+        """Draft of each row's root and the best candidates of its budget.
 
         A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
         """

@@ -28,7 +28,7 @@ class Draft(NamedTuple):
 
 
 def chain_parents(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
-    """[rows, nodes] parents of a chain: every node follows the one before it."""
+    """Parents [rows, nodes] of a chain: every node follows the one before it."""
     return _made(_before, nodes, device).expand(rows, nodes)
 
 
@@ -41,7 +41,7 @@ def _triangle(nodes: int, device: torch.device | str) -> Tensor:
 
 
 def _made(make: Callable[..., Tensor], nodes: int, device: torch.device | str) -> Tensor:
-    """On the CPU kept for the next call, which a captured step must not."""
+    """Make a tensor; on the CPU it is kept for the next call, which a captured step must not do."""
     return _kept(make, nodes) if torch.device(device).type == "cpu" else make(nodes, device)
 
 
@@ -51,7 +51,7 @@ def _kept(make: Callable[..., Tensor], nodes: int) -> Tensor:
 
 
 def chain_mask(rows: int, nodes: int, device: torch.device | str = "cpu") -> Tensor:
-    """[rows, nodes, nodes] `ancestors` of chains."""
+    """Ancestor masks [rows, nodes, nodes] of chains."""
     return _made(_triangle, nodes, device).expand(rows, -1, -1)
 
 
@@ -74,5 +74,5 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def depth(ancestor_mask: Tensor) -> Tensor:
-    """[B, N] edges between each node and the root, from `ancestors`."""
+    """Number of edges [B, N] between each node and the root, from `ancestors`."""
     return ancestor_mask.sum(-1) - 1

@@ -1,6 +1,6 @@
 """Editors of scores that read a row's newest tokens on the host: penalties of a window, and DRY.
 
-Each node is judged by the tokens of its own path: the row's history and the guesses above it.
+Each node is edited by the tokens of its own path: the row's history and the guesses above it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ MOST_LOG = 88.7228391  # logarithm of the greatest float32, where llama.cpp ends
 
 
 class PathHistory:
-    """The tokens of a row, and how long the end of its text is repeated at each of them.
+    """Tokens of a row, and at each of them the length of the repeated end of the text.
 
     Args:
-        shaping: what the request asks. `penalties`: repetition, presence and frequency. `breakers`: ids of tokens at
+        shaping: samplers of the request. `penalties`: repetition, presence and frequency. `breakers`: ids of tokens at
             which a repeated sequence ends. `tokens`: of the prompt.
     """
 
@@ -33,7 +33,7 @@ class PathHistory:
         self._runs = _repeats(tokens) if shaping.dry else torch.zeros(len(tokens), dtype=torch.int64)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Adds emitted tokens, in order."""
+        """Append emitted tokens, in order."""
         for token in tokens:
             self._tokens, self._runs = self._after(self._tokens, self._runs, token)
 
@@ -54,7 +54,7 @@ class PathHistory:
                     own[:, named] -= penalty
 
     def _after(self, text: Tensor, runs: Tensor, token: int) -> tuple[Tensor, Tensor]:
-        """Text and runs with one more token."""
+        """Text and runs after one more token."""
         if self._shaping.dry:
             before = torch.nn.functional.pad(runs[:-1], (1, 0))[: len(runs)]
             runs = torch.where(text == token, before + 1, 0)
@@ -74,7 +74,7 @@ class PathHistory:
         scores[:, where] = own
 
     def _repeated(self, text: Tensor, runs: Tensor) -> Iterator[tuple[int, float]]:
-        """Tokens that would make a repeated sequence longer, and what each loses."""
+        """Yield tokens that would lengthen a repeated sequence, and the penalty of each."""
         asked = self._shaping
         if not asked.dry:
             return
@@ -100,14 +100,14 @@ class PathHistory:
 
 
 def edit(scores: Tensor, draft: Draft, histories: Sequence[PathHistory | None]) -> None:
-    """Edits the scores [B, N, V] of the rows that have a history, in place."""
+    """Edit the scores [B, N, V] of the rows that have a history, in place."""
     for row, history in enumerate(histories):
         if history is not None:
             history.edit(scores[row], draft.tokens[row].tolist(), draft.parents[row].tolist())
 
 
 def _repeats(tokens: Sequence[int]) -> Tensor:
-    """For each token the length of the text's end that ends there too; the Z-algorithm from behind."""
+    """Length, for each token, of the longest end of the text that also ends at that token; Z-algorithm from the end."""
     text, size = list(reversed(tokens)), len(tokens)
     found, left, right = [0] * size, 0, 0
     for place in range(1, size):

@@ -1,6 +1,6 @@
-"""Exponential noise as a pure function of (seed, position, token): the only randomness that sampling ever sees.
+"""Exponential noise as a pure function of (seed, position, token): the only source of randomness in sampling.
 
-A counter-based hash in wrapping integers. Whatever asks, in whatever order or company, gets the same bits.
+A counter-based hash in wrapping integers. The bits do not depend on the order or the batch of the calls.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BELOW_ONE = 1.0 - 2.0**-24
 
 
 def wrap64(value: int) -> int:
-    """`value` modulo 2**64 as a signed 64-bit integer, which is what a seed tensor holds."""
+    """Value modulo 2**64 as a signed 64-bit integer, the type of seed tensors."""
     return _signed(value, 64)
 
 
@@ -51,7 +51,7 @@ def uniform(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
-    """[R, K] int32, uniform over all 2**32 values."""
+    """Hash [R, K] int32, uniform over all 2**32 values."""
     key = _mix(_mix(seed + wrap64(_GOLDEN)) + position * wrap64(_GOLDEN))
     low, high = key.unsqueeze(1).view(torch.int32).unsqueeze(2).unbind(1)
     # The second word enters mid-way: were both xored in front, two positions could share their noise up to a

@@ -1,4 +1,4 @@
-"""The former home of what a request may ask, whose names stay importable; `sametoken.options.sampling` has it."""
+"""Former module of the parameters of requests, whose names stay importable; see `sametoken.options.sampling`."""
 
 from sametoken.options.sampling import RECOMMENDED, RequestSpeculation, SamplingParams
 

@@ -66,7 +66,7 @@ class Penalties(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Which tokens survive; each field broadcasts over [B, N, V], None when no row asks for it.
+    """Rules for the tokens that are kept; each field broadcasts over [B, N, V], None if no row has such a rule.
 
     Attributes:
         max_cost: [B, 1, 1] float32, -log(min_p); infinite for rows without.
@@ -91,7 +91,7 @@ def ban_end_tokens(scores: Tensor, position: Tensor, ban: EndBan) -> None:
 
 
 def ban_words(scores: Tensor, tokens: Tensor, parents: Tensor, words: BadWords) -> None:
-    """Bans in place what would complete a bad word after each node of `tokens` [B, N]."""
+    """Ban in place the tokens that would complete a bad word after each node of `tokens` [B, N]."""
     recent = _recent(tokens, parents, words.history)[words.rows]
     wanted = words.prefixes.unsqueeze(1)
     complete = ((recent == wanted) | (wanted == ANY)).all(-1)
@@ -102,9 +102,9 @@ def ban_words(scores: Tensor, tokens: Tensor, parents: Tensor, words: BadWords) 
 
 
 def _recent(tokens: Tensor, parents: Tensor, history: Tensor) -> Tensor:
-    """[B, N, L] the L newest tokens before the draw after each node, newest first.
+    """Newest L tokens [B, N, L] before the draw after each node, newest first.
 
-    The history and the nodes 1 .. N - 1 are laid side by side, each with a pointer to what came before it.
+    The history and the nodes 1 .. N - 1 are laid side by side, each with a pointer to the token before it.
     """
     length, nodes = history.shape[1], tokens.shape[1]
     line = torch.cat((history, tokens[:, 1:]), dim=1)
@@ -125,7 +125,7 @@ def penalise(scores: Tensor, tokens: Tensor, ancestor_mask: Tensor, penalties: P
     repetition, presence, frequency = penalties.factors
     own, guessed = scores[penalties.rows], tokens[penalties.rows]
     vocabulary = own.shape[-1]
-    # Node 0 is counted in the history already; padding and tokens unknown to the target are on nobody's path.
+    # Node 0 is counted in the history already; padding and tokens outside the target's vocabulary are on no path.
     known = (guessed >= 0) & (guessed < vocabulary)
     known[:, 0] = False
     on_path = (ancestor_mask[penalties.rows] & known.unsqueeze(1)).to(torch.float32)
@@ -154,7 +154,7 @@ def remember_counts(penalties: Penalties, tokens: Tensor, count: Tensor) -> None
 
 
 def gaps(scores: Tensor) -> Tensor:
-    """How far each score lies below the best of its row: >= 0, never -0, infinite for banned tokens."""
+    """Distance of each score below the best of its row: >= 0, never -0, infinite for banned tokens."""
     best = scores.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
     return (best - scores).abs_()
 
@@ -171,12 +171,12 @@ def smallest(values: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def mass(cost: Tensor) -> Tensor:
-    """int64 masses proportional to exp(-cost), 2**40 at cost 0."""
+    """Masses in int64 proportional to exp(-cost), 2**40 at cost 0."""
     return torch.exp(-cost).mul_(_UNIT).to(torch.int64)
 
 
 def log_mass(masses: Tensor) -> Tensor:
-    """[..., 1] float32: the logarithm of the sum of exp(-cost), from `mass`."""
+    """Logarithm [..., 1] float32 of the sum of exp(-cost), from `mass`."""
     return (masses.sum(-1, keepdim=True).to(torch.float64) / _UNIT).log_().to(torch.float32)
 
 
@@ -186,10 +186,10 @@ def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> 
     Args:
         gap: [B, N, K] from `gaps`; decides the order, equal gaps by position in the last dimension.
         cost: [B, N, K] gap over temperature: negative log-probability up to a constant.
-        rules: what to keep.
+        rules: the tokens to keep.
         ordered: the last dimension is sorted by (gap, id) already; otherwise it is in the order of ids.
     """
-    # Each rule drops what follows a prefix; what is dropped costs infinity, so it has no mass in the next rule.
+    # Each rule drops the tokens after a prefix; dropped tokens cost infinity, so they have no mass in the next rule.
     if rules.max_cost is not None:
         cost = cost.masked_fill(cost > rules.max_cost, torch.inf)
     if rules.top_k is not None:
@@ -205,13 +205,13 @@ def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> 
 
 
 def beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Tensor:
-    """bool: the tokens before this one, in the order of (gap, position), weigh at least `wanted` together.
+    """True for tokens before which, in the order of (gap, position), the weights sum to at least `wanted`.
 
     Args:
         gap: [..., K] float32, non-negative.
         weight: [..., K] int64, non-negative.
         wanted: [..., 1] int64, positive.
-        ordered: whether K is sorted by gap.
+        ordered: true if K is sorted by gap.
     """
     if ordered:
         return weight.cumsum(-1) - weight >= wanted

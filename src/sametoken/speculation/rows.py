@@ -1,4 +1,4 @@
-"""What sampling needs to know of a sequence, and of a batch of sequences as tensors.
+"""Sampling of one sequence, and of a batch of sequences as tensors.
 
 `RowSampling` lives as long as its sequence; `Sampling` is built from rows and never changes.
 """
@@ -34,9 +34,9 @@ _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheape
 
 
 class RowSampling:
-    """One sequence's sampling: its parameters as numbers, and what it remembers of its tokens.
+    """One sequence's sampling: its parameters as numbers, and its history of tokens.
 
-    The history is the prompt and every token told to `extend`, the pending token (node 0 of the next draft) included.
+    The history is the prompt and every token passed to `extend`, the pending token (node 0 of the next draft) included.
     Positions are absolute: the prompt takes 0 .. len(prompt_ids) - 1.
     """
 
@@ -54,14 +54,14 @@ class RowSampling:
     ) -> None:
         """
         Args:
-            params: what the request asks.
+            params: parameters of the request.
             seed: of this choice, from `choice_seed`; taken modulo 2**64.
             prompt_ids: the prompt's tokens.
-            vocab_size: V of the target's scores.
+            vocab_size: V of the target's logits.
             end_ids: tokens that end the request (the model's own unless `ignore_eos`, and `stop_token_ids`).
             bad_word_ids: the token sequences of `params.bad_words`.
             device: where the scores will be.
-            grammar: what the output may be, at its beginning; belongs to this sequence.
+            grammar: grammar of the output in its initial state; owned by this sequence.
             breakers: tokens at which a repeated sequence ends for DRY.
 
         Raises:
@@ -104,25 +104,25 @@ class RowSampling:
 
     @property
     def reusable(self) -> bool:
-        """Whether its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
+        """True if its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
         return not (self.penalised or self._memory or self.on_host)
 
     @property
     def on_host(self) -> bool:
-        """Whether a part of what its draws depend on is on the host alone."""
+        """True if its draws depend on state that exists only on the host."""
         return self.grammar is not None or self.history is not None or self.shaping is not None
 
     @property
     def failure(self) -> RequestError | None:
-        """Why the grammar cannot be enforced any longer, or None."""
+        """Reason why the grammar cannot be enforced any longer, or None."""
         return None if self.grammar is None else self.grammar.failure
 
     def accept(self, token: int) -> bool:
-        """Tells the grammar of an emitted token, in order; whether nothing may follow it."""
+        """Pass an emitted token to the grammar, in order; return True if no token may follow it."""
         return self.grammar is not None and self.grammar.accept(token)
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Tells it of emitted tokens, in order."""
+        """Append emitted tokens to the history, in order."""
         if self.history is not None:
             self.history.extend(token_ids)
         if self._memory:
@@ -134,7 +134,7 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """B rows as tensors, [B, 1, 1] where they meet scores; None where no row asks for it.
+    """Sampling of B rows as tensors, [B, 1, 1] where they are combined with scores; None if no row needs them.
 
     Attributes:
         seed: [B] int64; None when every row is greedy.
@@ -143,8 +143,8 @@ class Sampling:
         truncation: min-p, top-k and top-p; None when nothing is truncated.
         bias, end_ban, words, penalties: the editors of scores.
         shape: of the rows with samplers of llama.cpp.
-        histories: one per row, None for rows without; what it knows of a row's tokens is read on the host.
-        grammars: one per row, None for rows without; they see the draft, so masks are made when it is there.
+        histories: one per row, None for rows without; read on the host.
+        grammars: one per row, None for rows without; they read the draft, so masks are made after it.
         candidates: the greatest top_k when every sampled row has a small one, so that no draw can leave these; else 0.
         greedy: every draw is a plain argmax.
         reusable: holds until the composition of the batch changes; otherwise rebuild it after every `extend`.
@@ -167,12 +167,12 @@ class Sampling:
 
     @property
     def history(self) -> tuple[Tensor, ...]:
-        """The tensors that `remember` changes."""
+        """Tensors that `remember` changes."""
         words = () if self.words is None else (self.words.history,)
         return words if self.penalties is None else (*words, self.penalties.counts)
 
     def remember(self, tokens: Tensor, count: Tensor) -> None:
-        """Takes the first `count` [B] of the emitted `tokens` [B, N] into the history, on the device and in place.
+        """Append the first `count` [B] of the emitted `tokens` [B, N] to the history, on the device and in place.
 
         Only for a batch whose tensors belong to the caller, and without grammars, which live on the host.
         """
@@ -183,7 +183,7 @@ class Sampling:
 
     @classmethod
     def of(cls, rows: Sequence[RowSampling]) -> Sampling:
-        """The batch of `rows`, which share device and vocabulary."""
+        """Build the batch of `rows`, which share device and vocabulary."""
         device = rows[0].device
         vocabulary = rows[0].vocab_size
         sampled = [row.sampled for row in rows]
@@ -219,7 +219,7 @@ class Sampling:
 
     @property
     def edited(self) -> bool:
-        """Whether a draw needs more than scores and numbers: some row's scores are edited first, or shaped."""
+        """True if some row's scores are edited or shaped before a draw."""
         editors = (self.bias, self.end_ban, self.words, self.penalties, self.shape, self.histories)
         return any(editor is not None for editor in editors)
 
@@ -234,7 +234,7 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int, place: str = "") 
 def _column(
     values: list[float], neutral: float, device: torch.device, dtype: torch.dtype | None = None
 ) -> Tensor | None:
-    """[B, 1, 1], or None when no row departs from `neutral`."""
+    """Column [B, 1, 1] of values, or None if all are `neutral`."""
     if all(value == neutral for value in values):
         return None
     return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)

@@ -1,7 +1,7 @@
-"""The target's draw after every node, and what a drafter proposes under the same noise.
+"""The target's draw after every node, and the ranking of a drafter's proposals under equal noise.
 
-The draw is `argmax(p / E)`: p is the processed distribution on the node's own path, E the noise of its position.
-A row's draws are the same bits whatever other rows are in the batch. Nothing here waits for the device.
+The draw is `argmax(p / E)`: p is the processed distribution on the node's own path, E the noise of its position. The
+draws of a row do not depend on the other rows of the batch. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def sample(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor
 
     Args:
         logits: [B, N, V], any floating type.
-        draft: the tree; what is drawn after padding nodes means nothing.
+        draft: the tree; draws after padding nodes are meaningless.
         ancestor_mask: [B, N, N] `ancestors(draft.parents)`.
         position: [B] int64, absolute position of node 0.
         sampling: of the same B rows, their histories ending with node 0.
@@ -77,18 +77,18 @@ def sample(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor
 
 
 def _unless_absurd(token: Tensor, won: Tensor) -> Tensor:
-    """The tokens, `PADDING` in place of those that won with a number that is not finite."""
+    """Tokens with `PADDING` in place of those whose winning number is not finite."""
     return token.masked_fill_(won - won != 0, PADDING)  # inf - inf is NaN; cheaper than isfinite
 
 
 def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
-    """What a drafter proposes: the k tokens it expects the target to draw, judged under the target's own noise.
+    """Rank the k tokens that a drafter expects the target to draw, under the target's own noise.
 
     Args:
         logits: [B, V] or [B, F, V] the drafter's scores after one or F nodes of each row, any floating type.
         position: [B] int64, absolute position of the tokens to be guessed.
         sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
-        k: how many, at most V.
+        k: number of tokens, at most V.
 
     Returns:
         tokens int64 and scores float32, shaped like logits with k for V, best first: log-softmax over the vocabulary
@@ -130,7 +130,9 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int, listed: Tensor | No
 
 
 def confined_scores(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
-    """Edited scores, confined to the rows' grammars; not for drafters, whose trees are not made when they rank."""
+    """Edited scores, restricted by the rows' grammars; not for drafters, whose trees do not exist yet when they
+    rank.
+    """
     scores = _edit(logits, draft, ancestor_mask, at, sampling)
     if sampling.grammars is not None:
         scores = scores.clone()  # it may be the logits themselves, which log-probabilities are read from
@@ -139,7 +141,7 @@ def confined_scores(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Ten
 
 
 def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
-    """[B, N, V] float32 scores after bias, bans and penalties; `at` [B, N] is the position of each draw.
+    """Scores [B, N, V] float32 after bias, bans and penalties; `at` [B, N] is the position of each draw.
 
     A draft and positions of one node stand for all N: scores that share their history.
     """
@@ -158,10 +160,10 @@ def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampl
 
 
 def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor]:
-    """log E - log p up to a constant, the least of which is drawn, and the token ids it belongs to.
+    """Values log E - log p up to a constant, the least of which is drawn, and their token ids.
 
-    With `candidates` = 0 both span the vocabulary; otherwise only that many best tokens, sorted, noise included:
-    the same numbers for the same tokens either way.
+    With `candidates` = 0 both span the vocabulary; otherwise only that many best tokens, sorted, noise included: a
+    token has equal numbers either way.
     """
     gap = gaps(scores)
     ids = torch.arange(gap.shape[-1], device=gap.device)

@@ -1,6 +1,6 @@
-"""llama.cpp's samplers that look at the whole distribution: top-n-sigma, typical, XTC and dynamic temperature.
+"""Samplers of llama.cpp that read the whole distribution: top-n-sigma, typical, XTC and dynamic temperature.
 
-Each is a function of a node's scores and of its place's noise alone, so that no draft changes a draw. Sums over the
+Each is a function of a node's scores and of its position's noise alone, so that no draft changes a draw. Sums over the
 vocabulary are taken in integers: they do not depend on order, batch or kernel. S shaped rows, N nodes, V tokens.
 """
 
@@ -23,7 +23,7 @@ _WHOLE = 2**63 - 1
 
 
 class RowShapes(NamedTuple):
-    """S rows that are shaped. All but `rows` are [S, 1, 1].
+    """Parameters of the S shaped rows. All but `rows` are [S, 1, 1].
 
     Attributes:
         rows: [S] int64.
@@ -43,7 +43,7 @@ class RowShapes(NamedTuple):
 
     @classmethod
     def of(cls, asked: Sequence[tuple[int, float, Shaping]], device: torch.device) -> RowShapes:
-        """Of rows with their temperatures."""
+        """Parameters from the rows with their temperatures."""
         _, temperatures, shapings = zip(*asked, strict=True)
 
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -94,7 +94,7 @@ def shaped(cost: Tensor, shape: RowShapes, at: Tensor, seed: Tensor) -> Tensor:
 
 
 def _typical(cost: Tensor, shape: RowShapes) -> Tensor:
-    """Keeps what is nearest to the entropy until it weighs more than asked for."""
+    """Keep the tokens nearest to the entropy until their mass exceeds the requested one."""
     masses = mass(cost)
     total = masses.sum(-1, keepdim=True)
     information, entropy = _entropy(cost, masses, total)
@@ -105,7 +105,9 @@ def _typical(cost: Tensor, shape: RowShapes) -> Tensor:
 
 
 def _without_top(cost: Tensor, shape: RowShapes, luck: Tensor) -> Tensor:
-    """Of several tokens above the threshold keeps the least probable alone, where `luck` [S, N, 1] has it so."""
+    """Keep only the least probable of several tokens above the threshold, where `luck` [S, N, 1] is below XTC's
+    chance.
+    """
     masses = mass(cost)
     least = (masses.sum(-1, keepdim=True).to(torch.float64) * shape.threshold).ceil().to(torch.int64).clamp_(min=1)
     above = masses >= least
@@ -116,7 +118,7 @@ def _without_top(cost: Tensor, shape: RowShapes, luck: Tensor) -> Tensor:
 
 
 def _temperature(cost: Tensor, shape: RowShapes) -> Tensor:
-    """[S, N, 1] the temperature of each node."""
+    """Temperature [S, N, 1] of each node."""
     masses = mass(cost)
     _, entropy = _entropy(cost, masses, masses.sum(-1, keepdim=True))
     choices = (cost < torch.inf).sum(-1, keepdim=True).clamp_(min=2).to(torch.float32)
@@ -127,7 +129,7 @@ def _temperature(cost: Tensor, shape: RowShapes) -> Tensor:
 
 
 def _entropy(cost: Tensor, masses: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
-    """-log p [S, N, V] of every token, and its expectation [S, N, 1]."""
+    """Values -log p [S, N, V] of every token, and their expectation [S, N, 1]."""
     information = cost + (total.to(torch.float64) / 2.0**40).log_().to(torch.float32)
     share = (masses.to(torch.float64) / total * _SHARE).to(torch.int64)
     bits = (information.clamp(0, 64) * _BITS).to(torch.int64)

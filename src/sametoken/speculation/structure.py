@@ -1,4 +1,4 @@
-"""The protocol of a grammar that an output follows (structured output). No grammar library here."""
+"""Protocol of a grammar that an output follows (structured output). No grammar library here."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 
 
 class Grammar(Protocol):
-    """What one sequence may still say; its state is that after all tokens told to `accept`."""
+    """Grammar of one sequence, in its state after all tokens passed to `accept`."""
 
     @property
     def failure(self) -> RequestError | None:
-        """Why it could not be kept to the end, or None."""
+        """Reason why it could not be enforced to the end, or None."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Told of an emitted token; whether nothing may follow it."""
+        """Advance by an emitted token; return True if no token may follow it."""
         ...
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Which tokens may follow each node of a draft tree, on the node's own path; the state stays.
+        """Mask of the tokens that may follow each node of a draft tree, on the node's own path; the state is unchanged.
 
         Args:
-            tokens, parents: of N nodes; node 0 was told to `accept` already.
+            tokens, parents: of N nodes; node 0 was already passed to `accept`.
 
         Returns:
-            [N, V] bool; what follows a node that is itself not allowed means nothing. Nothing may follow a node for
-            whose mask there was no time; nothing may follow node 0 once there is a `failure`.
+            [N, V] bool; the mask after a node that is itself not allowed is meaningless. All False for a node whose
+            mask took too long, and for node 0 once there is a `failure`.
         """
         ...
 
     def forced(self, limit: int) -> list[int]:
-        """At most `limit` tokens that the form leaves no choice about, as the tokenizer would spell them."""
+        """At most `limit` forced tokens, in the tokenizer's spelling."""
         ...
 
 
 def confine(scores: Tensor, tokens: Tensor, parents: Tensor, grammars: Sequence[Grammar | None]) -> None:
-    """Bans in place what a row's grammar does not allow after each node.
+    """Ban in place the tokens that a row's grammar does not allow after each node.
 
     Args:
         scores: [B, N, V].
         tokens, parents: [B, N] the draft; one of them is read by the host per call.
-        grammars: one per row, None where everything is allowed.
+        grammars: one per row, None if all tokens are allowed.
     """
     nodes, above = tokens.tolist(), parents.tolist()
     for row, grammar in enumerate(grammars):

@@ -1,4 +1,4 @@
-"""Several trees of guesses about one row become one: equal tokens after equal paths are one node. Pure."""
+"""Union of several trees of guesses of one row: equal tokens after equal paths are one node. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Union(NamedTuple):
 
     Attributes:
         tokens, parents: [N] the root first, parents before their children, no padding.
-        said: [N] who said each node: bit p stands for drafter p. The root is everybody's.
+        said: [N] drafters of each node as bits: bit p for drafter p. The root has all bits.
         longest: [P] tokens on the longest path of each drafter's part.
     """
 
@@ -23,7 +23,7 @@ class Union(NamedTuple):
     longest: list[int]
 
     def parts(self, drafters: Sequence[str], path: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """By drafter: its longest path, and how many guesses it said of the path (nodes, the root first)."""
+        """Longest path of each drafter, and the number of its guesses on the path (nodes, the root first)."""
         return {
             drafter: (self.longest[part], sum(self.said[node] >> part & 1 for node in path) - 1)
             for part, drafter in enumerate(drafters)
@@ -31,11 +31,11 @@ class Union(NamedTuple):
 
 
 def union(trees: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> Union:
-    """The trees of one row by path.
+    """Unite the trees of one row by path.
 
     Args:
         trees: tokens and parents of each drafter's tree, as a row of a `Draft`, with the same root; padding is skipped.
-        most: guesses that there is room for; later ones are left out.
+        most: greatest number of guesses; later ones are left out.
     """
     tokens, parents, depths = [trees[0][0][0]], [-1], [0]
     said, longest = [(1 << len(trees)) - 1], [0] * len(trees)

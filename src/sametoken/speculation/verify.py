@@ -1,6 +1,6 @@
 """The losslessness theorem as code: a node is accepted if and only if it is the token the target draws there.
 
-A node after which the target can draw nothing is left to the next step, where it is the root.
+A node after which the target can draw no token is left to the next step, where it is the root.
 
 The target's draws do not depend on the draft, so neither does the output (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
@@ -16,12 +16,12 @@ from sametoken.speculation.draft import Draft
 
 
 class Verdict(NamedTuple):
-    """What the target says of a draft; B rows, N nodes.
+    """Result of verifying a draft; B rows, N nodes.
 
     Attributes:
         path: [B, N] accepted nodes, root first, the last one repeated as padding.
         length: [B] accepted draft tokens, 0 .. N - 1; the root is not a draft token.
-        bonus: [B] the target's own draw after the path: the next pending token; -1 where it can draw nothing after the
+        bonus: [B] the target's own draw after the path: the next pending token; -1 if it can draw no token after the
             root, and then `length` is 0.
     """
 
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
 
 def verify(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
-    """The longest path on which every node equals the target's draw at its parent.
+    """Find the longest path on which every node equals the target's draw at its parent.
 
     Args:
         draft: the tree; padding nodes carry token -1.
@@ -44,7 +44,7 @@ def verify(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
 
 
 def _walk(draft: Draft, drawn: Tensor) -> Verdict:
-    """Node by node on the host, where that is ten times cheaper."""
+    """Verify node by node on the host, which is ten times cheaper there."""
     if draft.tokens.shape[1] == 1:
         return Verdict(torch.zeros_like(drawn), torch.zeros_like(drawn[:, 0]), drawn[:, 0])
     paths, lengths, bonuses = [], [], []
@@ -62,7 +62,7 @@ def _walk(draft: Draft, drawn: Tensor) -> Verdict:
 
 
 def _search(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
-    """The same for all nodes at once, without a look at any value: inside a captured step."""
+    """Verify all nodes at once, without reading any value on the host: for captured steps."""
     nodes = draft.tokens.shape[1]
     index = torch.arange(nodes, device=drawn.device)
     wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
