@@ -42,7 +42,6 @@ def test_every_field_says_what_it_means_in_the_document(body: type[Body]) -> Non
     assert made["description"]
     assert "Attributes:" not in made["description"]
     assert [name for name, said in made["properties"].items() if not said.get("description")] == []
-    assert all(field.description for field in body.model_fields.values())
 
 
 @pytest.mark.parametrize("body", [*BODIES, InputMessage, InputCall, InputOutput], ids=lambda body: body.__name__)

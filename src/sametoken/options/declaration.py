@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 
 from sametoken.errors import ConfigError, found_wrong, unknown_name
+from sametoken.options.texts import texts_of_fields
 
 SAME: Any = object()  # the type of the declaration
 
@@ -69,7 +70,8 @@ class Declared(NamedTuple):
 def declared(owner: type) -> dict[str, Declared]:
     """The options of a declaration by name, in its order: a class of `Settings` or a dataclass of pydantic."""
     fields: dict[str, FieldInfo] = owner.__pydantic_fields__  # type: ignore[attr-defined]
-    return {name: _declared(name, field) for name, field in fields.items()}
+    texts = texts_of_fields(owner)
+    return {name: _declared(name, field, texts.get(name, "")) for name, field in fields.items()}
 
 
 def title(owner: type) -> str:
@@ -77,10 +79,10 @@ def title(owner: type) -> str:
     return (owner.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
-def _declared(name: str, field: FieldInfo) -> Declared:
+def _declared(name: str, field: FieldInfo, text: str) -> Declared:
     shown = next((each for each in field.metadata if isinstance(each, Shown)), Shown())
     elsewhere = next((each.names for each in field.metadata if isinstance(each, Elsewhere)), ())
-    return Declared(name, field, " ".join((field.description or "").split()), shown, elsewhere)
+    return Declared(name, field, " ".join((field.description or text).split()), shown, elsewhere)
 
 
 def members(hint: Any) -> list[Any]:
@@ -122,9 +124,7 @@ def expected(option: Declared) -> str:
 class Settings(BaseModel):
     """Base of every group of settings: immutable, no unknown keys, `ConfigError` instead of a pydantic error."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
         unknown = [key for key in values if key not in type(self).model_fields]

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, ValidationError
 from sametoken.errors import RequestError, SametokenError, unknown_name
 from sametoken.options.declaration import declared, expected
 
-STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 T = TypeVar("T")
 
 

@@ -27,6 +27,7 @@ from pydantic_core.core_schema import no_info_before_validator_function
 
 from sametoken.options.declaration import SAME, declared
 from sametoken.options.json_types import MOST_LOGPROBS
+from sametoken.options.texts import texts_of_fields
 
 MOST_PROMPTS = 1024
 EXACT = 2**53  # up to which a float holds every integer
@@ -63,7 +64,6 @@ class Body(BaseModel):
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         defer_build=True,
     )
 
@@ -86,6 +86,10 @@ class Body(BaseModel):
         made = handler(schema)
         described = handler.resolve_ref_schema(made)
         described["additionalProperties"] = cls.model_config["extra"] == "ignore" or {"type": "null"}
+        texts = texts_of_fields(cls)
+        for name, field in cls.model_fields.items():
+            if name in texts:
+                described["properties"][field.alias or name].setdefault("description", texts[name])
         for said in (described, *described["properties"].values()):
             if "description" in said:
                 said["description"] = " ".join(said["description"].split())
