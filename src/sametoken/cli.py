@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sametoken import __version__
+from sametoken.commands.ahead import link_torch
 from sametoken.commands.signature import DEBUG, signature
 from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran_out
 
@@ -65,6 +66,7 @@ COMMAND_GROUPS = {
     },
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
+WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare", "train", "evaluate", "quantize")
 DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are taken
 # Commands of Ollama, llama.cpp, transformers and vLLM, and what is near here.
 ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
@@ -115,6 +117,8 @@ class CommandList(TyperGroup):
         for count in (3, 2, 1):
             name = " ".join(args[:count])
             if name in COMMANDS:
+                if name in WITH_TORCH and not {"-h", "--help"} & set(args) and not ctx.resilient_parsing:
+                    link_torch()
                 return name, build_command(name), args[count:]
             below = {each: purpose for each, purpose in COMMANDS.items() if each.startswith(f"{name} ")}
             if below and args[count : count + 1] in ([], ["-h"], ["--help"]):

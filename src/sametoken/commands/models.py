@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sametoken import embedded, kinds
 from sametoken.checkpoint.paths import user_path
+from sametoken.commands.ahead import starting
 from sametoken.commands.options import Chosen, Values, settings_of
 from sametoken.errors import ConfigError
 from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
@@ -37,17 +38,18 @@ def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> L
     target, draft = model_names(model, values["draft"], speculative.method)
     use_cpus(values.get("cpus"), values["threads"])
 
-    from sametoken.engine.llm import LLM
+    with starting():
+        from sametoken.engine.llm import LLM
 
-    llm = LLM(
-        target,
-        draft,
-        speculative,
-        kv_cache=cache,
-        revision=values["revision"],
-        draft_revision=values["draft_revision"],
-        **engine.model_dump(),
-    )
+        llm = LLM(
+            target,
+            draft,
+            speculative,
+            kv_cache=cache,
+            revision=values["revision"],
+            draft_revision=values["draft_revision"],
+            **engine.model_dump(),
+        )
     if calibrated and speculative.adaptive:
         llm.engine.calibrate()
     return llm

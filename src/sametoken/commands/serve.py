@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from sametoken.commands import planning
+from sametoken.commands.ahead import starting
 from sametoken.commands.doors import notes_of_start
 from sametoken.commands.models import join_ranks, model_names, open_llm, use_cpus
 from sametoken.commands.options import (
@@ -131,13 +132,14 @@ def serve_one(
     """Serves with one engine; a thread imports the server while the model is loaded."""
     use_cpus(resolution.values["cpus"], resolution.values["threads"])
 
-    # Whole before the thread starts: no two threads import one module.
-    import sametoken.engine.llm  # noqa: F401
+    with starting():
+        # Whole before the thread starts: no two threads import one module.
+        import sametoken.engine.llm  # noqa: F401
 
-    ahead = Thread(target=_import_server, daemon=True)
-    ahead.start()
-    llm = open_engine(model, resolution)
-    ahead.join()
+        ahead = Thread(target=_import_server, daemon=True)
+        ahead.start()
+        llm = open_engine(model, resolution)
+        ahead.join()
     try:
         from sametoken.server.run import serve
     except ImportError as error:
