@@ -317,6 +317,20 @@ def test_max_seq_len_reaches_the_configuration(tmp_path: Path) -> None:
     assert load_decoder(tmp_path, torch.float32, "cpu", max_seq_len=48).config.max_position == 48
 
 
+def test_loading_ends_with_the_error_of_its_watch(tmp_path: Path) -> None:
+    hugging_face("Llama").save_pretrained(tmp_path)
+    seen: list[int] = []
+
+    def watch() -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            raise CheckpointError("the tokenizer is bad")
+
+    with pytest.raises(CheckpointError, match="the tokenizer is bad"):
+        load_decoder(tmp_path, torch.float32, "cpu", watch=watch)
+    assert len(seen) == 3
+
+
 def test_errors_of_the_configuration_name_the_directory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadCausalLM"]}')
     with pytest.raises(UnsupportedModelError, match=rf"{tmp_path}: .*GPT2LMHeadCausalLM"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer
+from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, RequestError
 from speakers import BACKENDS, SPECIAL, byte_fallback, byte_level
@@ -267,19 +267,49 @@ def pair(tmp_path: Path, change: Any, settings: dict[str, Any] | None = None) ->
     return load_tokenizer(target), load_tokenizer(draft)
 
 
+def swap(state: dict[str, Any]) -> None:
+    vocab = state["model"]["vocab"]
+    vocab["<0x05>"], vocab["<0x04>"] = vocab["<0x04>"], vocab["<0x05>"]
+
+
 def test_same_vocabulary_is_accepted(tmp_path: Path) -> None:
     check_same_tokenizer(*pair(tmp_path, lambda state: None))
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "equal"),
+    [
+        (lambda state: None, {}, True),
+        (lambda state: None, {"chat_template": "{{ messages }}"}, True),
+        (lambda state: None, {"bos_token": "<unk>"}, False),
+        (swap, {}, False),
+    ],
+)
+def test_a_tokenizer_in_equal_files_is_not_read_again(
+    tmp_path: Path, change: Any, settings: dict[str, Any], equal: bool
+) -> None:
+    pair(tmp_path, change, settings)
+    assert same_files(tmp_path / "target", tmp_path / "draft") is equal
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("added_tokens.json", '{"<new>": 9}'),
+        ("generation_config.json", '{"eos_token_id": 9}'),
+        ("tokenizer.model", "another one"),
+    ],
+)
+def test_further_files_of_a_tokenizer_count(tmp_path: Path, name: str, text: str) -> None:
+    pair(tmp_path, lambda state: None)
+    (tmp_path / "draft" / name).write_text(text)
+    assert not same_files(tmp_path / "target", tmp_path / "draft")
 
 
 def test_draft_that_shares_one_of_several_end_tokens_is_accepted(tmp_path: Path) -> None:
     target, _ = pair(tmp_path, lambda state: None)
     (tmp_path / "draft" / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
     check_same_tokenizer(target, load_tokenizer(tmp_path / "draft"))
-
-
-def swap(state: dict[str, Any]) -> None:
-    vocab = state["model"]["vocab"]
-    vocab["<0x05>"], vocab["<0x04>"] = vocab["<0x04>"], vocab["<0x05>"]
 
 
 def longer(state: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -43,6 +43,7 @@ def load_decoder(
     part: RankPart = WHOLE,
     *,
     cache: bool = False,
+    watch: Callable[[], object] = lambda: None,
 ) -> Decoder:
     """The decoder of a checkpoint directory with its weights in place.
 
@@ -54,6 +55,7 @@ def load_decoder(
         quantization: a name in `model.formats.names`, or "none".
         part: what this process holds of the decoder.
         cache: take packed weights from the cache of them, or write them there, see `weight_cache`.
+        watch: called before each tensor; loading ends with the error that it raises.
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
@@ -81,7 +83,7 @@ def load_decoder(
         # Compiled code reads the weights in parallel; torch's threads would wait for each other over what is left.
         compiled = device.type == "cpu" and library() is not None
         with serial_torch() if compiled else nullcontext():
-            stored = own_part(decoder_weights(directory, config), config, rules, part)
+            stored = own_part(_watched(decoder_weights(directory, config), watch), config, rules, part)
             load_parameters(decoder, stored, rules_for(own), dtype, device)
         release()
         if entry is not None:
@@ -91,6 +93,12 @@ def load_decoder(
             raise
         raise error.about(str(given_path(directory))) from error
     return decoder
+
+
+def _watched(stored: Iterator[Item], watch: Callable[[], object]) -> Iterator[Item]:
+    for item in stored:
+        watch()
+        yield item
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype, quantization: str) -> Decoder:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
-from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer
+from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
 from sametoken.checkpoint.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.errors import ConfigError, DraftMismatchError
@@ -83,14 +83,18 @@ def load_models(
     speculative = speculative or SpeculativeConfig()
     check_draft_ranks(draft, config.tensor_parallel_size, speculative.draft_tensor_parallel_size)
     met = _met(config)
-    directory = target_directory(model, revisions[0], lambda place: _plan(model, place, config))
+    directory = target_directory(
+        model, revisions[0], lambda place: _tokenizer(place, _plan(model, place, config).stated, config)
+    )
     plan = _plan(model, directory, config)
-    tried = _aside(plan.tokenizer.try_templates)
+    tokenizer = _aside(lambda: _tokenizer(directory, plan.stated, config))
     place = None
     if draft is not None:
-        place = draft_directory(draft, revisions[1], lambda place: _check_draft(place, plan))
+        tokens = directory if config.tokenizer is None else None
+        check = partial(_check_draft, target=tokens, plan=plan, tokenizer=tokenizer)
+        place = draft_directory(draft, revisions[1], check)
         if not is_head(place):
-            _check_draft(place, plan)
+            check(place)
     ranks, part, draft_part = None, RankPart(), RankPart()
     if config.tensor_parallel_size > 1:
         also = None
@@ -108,7 +112,14 @@ def load_models(
         )  # fmt: skip
         part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
     target = load_decoder(
-        directory, plan.dtype, plan.device, plan.limit, config.quantization, part, cache=config.weight_cache
+        directory,
+        plan.dtype,
+        plan.device,
+        plan.limit,
+        config.quantization,
+        part,
+        cache=config.weight_cache,
+        watch=lambda: tokenizer.done() and tokenizer.result(),
     )
     target.set_deterministic(plan.deterministic)
     if ranks is not None:
@@ -116,11 +127,10 @@ def load_models(
         if guesser is not None and draft_part.size > 1:
             guesser.module.join(ranks.draft)
         ranks.loaded()
-    tried.result()
     return Loaded(
         target,
         guesser,
-        plan.tokenizer,
+        tokenizer.result(),
         plan.limit,
         plan.sampling,
         plan.pooling,
@@ -172,11 +182,10 @@ def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConf
 
 
 class _Plan(NamedTuple):
-    """How a target is to be loaded: all that is known without its weights."""
+    """How a target is to be loaded: all that is known without its weights and its tokenizer."""
 
     stated: ModelConfig
     limit: int
-    tokenizer: Tokenizer
     device: torch.device
     dtype: torch.dtype
     deterministic: bool
@@ -189,7 +198,7 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
 
     Raises:
         ConfigError: a setting does not fit the model or the device.
-        CheckpointError, UnsupportedModelError: configuration or tokenizer are not what can be loaded.
+        CheckpointError, UnsupportedModelError: the configuration is not one that can be loaded.
         MemoryPlanError: the weights do not fit the memory.
     """
     stated = ModelConfig.from_hf(read_config(directory))
@@ -215,9 +224,8 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     count = config.tensor_parallel_size
     own = 1.0 if count == 1 else place_of(os.environ, count).share * times_held(stated, count)
     check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
-    tokenizer = _tokenizer(directory, stated, config)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
-    return _Plan(stated, limit, tokenizer, device, dtype, deterministic, sampling, read_pooling(directory))
+    return _Plan(stated, limit, device, dtype, deterministic, sampling, read_pooling(directory))
 
 
 @cache
@@ -229,11 +237,16 @@ def note_missing_kernels() -> None:
         LOG.warning(f"no compiled CPU kernels are loaded ({found.reason}), so torch computes alone, slower{mend}")
 
 
-def _check_draft(directory: Path, plan: _Plan) -> None:
-    """Refuses a draft model with another tokenizer or vocabulary than the target's."""
+def _check_draft(directory: Path, target: Path | None, plan: _Plan, tokenizer: Future[Tokenizer]) -> None:
+    """Refuses a draft model with another tokenizer or vocabulary than the target's.
+
+    Args:
+        target: directory whose tokenizer the target has, None if it is another one.
+    """
     stated = ModelConfig.from_hf(read_config(directory))
     if has_tokenizer(directory):
-        check_same_tokenizer(plan.tokenizer, load_tokenizer(directory))
+        if target is None or not same_files(target, directory):
+            check_same_tokenizer(tokenizer.result(), load_tokenizer(directory))
     else:
         LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", directory)
     if stated.vocab_size != plan.stated.vocab_size:
@@ -253,7 +266,10 @@ def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> To
         )
     tokenizer.check_rows(target.vocab_size, place)
     tokenizer.try_once(place)
-    return tokenizer if config.chat_template is None else tokenizer.with_chat_template(config.chat_template)
+    if config.chat_template is not None:
+        tokenizer = tokenizer.with_chat_template(config.chat_template)
+    tokenizer.try_templates()
+    return tokenizer
 
 
 def _device(name: str) -> torch.device:
