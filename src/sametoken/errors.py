@@ -47,7 +47,9 @@ class SametokenError(Exception):
         self.problem, self.field, self.place, self.advice = problem, field, place, advice
 
     def about(self, field: str) -> Self:
-        """The same error about a field by another name; where this one has none, the field is put before it."""
+        """Copy of the error about a field of another name; if this one has no field, the name is put before its
+        text.
+        """
         renamed = copy.copy(self)
         renamed.field = field
         return renamed
@@ -137,14 +139,14 @@ def not_finite() -> ModelOutputError:
 
 
 def memory_ran_out(error: BaseException) -> bool:
-    """Whether an error says that the host or a device has no memory left; torch raises RuntimeError for both."""
+    """True if an error means that host or device memory is exhausted; torch raises RuntimeError for both."""
     words = str(error).lower()
     said = ("out of memory", "can't allocate memory", "not enough memory")
     return isinstance(error, MemoryError) or any(each in words for each in said)
 
 
 def found_wrong(problem: Mapping[str, Any]) -> str:
-    """What was expected of a value, from an entry of `ValidationError.errors()`: our validator's words, or pydantic's.
+    """Expected value, from an entry of `ValidationError.errors()`: our validator's words, or pydantic's.
 
     Pydantic's text of an error that one of our validators raised has a heading before our words.
     """

@@ -34,7 +34,7 @@ MOST_TEXT = 2**27  # bytes of a file that is read as one text: the largest publi
 
 
 class Stamp(NamedTuple):
-    """What a file must be: its size in bytes and its SHA-256 in hexadecimal."""
+    """Expected state of a file: its size in bytes and its SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -167,10 +167,10 @@ def _put_back(old: Path, directory: Path) -> None:
 
 @contextmanager
 def holding(directory: Path, *, shared: bool = False) -> Iterator[bool]:
-    """Whether this process has the lock of a directory within the block; nobody waits for it.
+    """Try to lock a directory for the block, without waiting; yield True if this process has the lock.
 
     Args:
-        shared: with others who ask for the same.
+        shared: share the lock with other processes that do so.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY)

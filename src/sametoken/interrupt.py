@@ -20,7 +20,7 @@ INTERRUPTED = 130  # the exit code of a command that a signal ended before its w
 
 
 class Stop:
-    """Whether a signal has asked this process to stop; true once it has.
+    """Request to stop by a signal; true once one has arrived.
 
     Attributes:
         signal: the first that arrived, None before.
@@ -35,7 +35,9 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process that this signal ended: 130 for SIGINT, 143 for SIGTERM; 0 without one."""
+        """Exit code in a shell of a process that this signal ended: 130 for SIGINT, 143 for SIGTERM; 0 without a
+        signal.
+        """
         return 0 if self.signal is None else 128 + self.signal
 
     @contextmanager

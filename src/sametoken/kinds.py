@@ -96,7 +96,7 @@ class Kind:
             ) from error
 
     def marked(self, config: Mapping[str, Any]) -> bool:
-        """Whether a config.json has a mark or an architecture of this kind."""
+        """True if a config.json has a mark or an architecture of this kind."""
         return _marked(config, self.marks, self.words)
 
 
@@ -125,7 +125,7 @@ def _installed(points: Iterable[EntryPoint], own: Iterable[Kind]) -> Iterator[Ki
 
 
 def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
-    """What is wrong with a record of another distribution, None for nothing."""
+    """Error in a record of another distribution, None for none."""
     if not isinstance(found, Kind):
         return f"it is {found!r}, expected a sametoken.kinds.Kind"
     if not isinstance(found.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", found.name):
@@ -187,7 +187,7 @@ def titles() -> str:
 
 
 def states_head(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json says that it belongs to a head; a head's may also say nothing."""
+    """True if a config.json states that it belongs to a head; a head's file may also lack such a statement."""
     heads = (kind for kind in kinds() if kind.weights == "head")
     return _marked(config, HEAD_MARKS, HEAD_WORDS) or any(kind.marked(config) for kind in heads)
 

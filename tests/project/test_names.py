@@ -101,9 +101,8 @@ def test_the_scan_of_words_sees_every_kind_of_name() -> None:
 
 # Rooms and files whose docstrings are not rewritten yet; this list only becomes shorter.
 NOT_REWRITTEN = {
-    "bench", "check", "checkpoint", "cli.py", "client", "commands", "data", "deploy", "dialects", "embedded",
-    "engine/load.py", "errors.py", "files.py", "heads", "interrupt.py", "kernels", "kinds.py", "learning", "options",
-    "parallel", "quantise", "replicas", "runtime", "server", "train",
+    "bench", "check", "checkpoint", "cli.py", "client", "commands", "deploy", "dialects", "engine/load.py", "heads",
+    "options", "parallel", "replicas", "server", "train",
 }  # fmt: skip
 BANNED_OPENINGS = re.compile(r"(What|The same|How|Whether|Where|Says|Asks|Knows|Hears|Tells|Lets|Gives)\b")
 

@@ -19,7 +19,9 @@ UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wro
 
 
 class AnswerSampling(NamedTuple):
-    """How answers are drawn; `max_tokens` each, at temperature 0 the most probable token; None is the model's own."""
+    """Sampling of answers: `max_tokens` each; temperature 0 takes the most probable token; None is the model's own
+    value.
+    """
 
     temperature: float | None
     top_p: float | None

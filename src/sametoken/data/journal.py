@@ -71,7 +71,7 @@ class Lines:
 
 
 def settings_file(path: Path) -> Path:
-    """Where the settings of a journal are kept."""
+    """Path of the file with the settings of a journal."""
     return path.with_name(path.name + ".run.json")
 
 

@@ -34,7 +34,7 @@ def self_tasks(count: int, system: str = "") -> Iterator[Task]:
 
 
 def lead(system: str) -> list[Message]:
-    """What stands before the first user's turn."""
+    """Messages before the first user's turn."""
     return [{"role": "system", "content": system}] if system else []
 
 
@@ -51,13 +51,13 @@ class Opening(NamedTuple):
 
 
 def open_turn(tokenizer: Tokenizer, history: Sequence[Message]) -> Opening:
-    """Where the user's next text stands.
+    """Find the place of the user's next text in a rendered conversation.
 
     Args:
         history: messages before it; the last one is not the user's.
 
     Raises:
-        RequestError: there is no template, it refuses the conversation, or it does not say where a user's text stands.
+        RequestError: there is no template, it refuses the conversation, or it does not show where a user's text stands.
     """
     sign = next(unused_signs(str(history)))
     text = tokenizer.apply_chat_template([*history, {"role": "user", "content": sign}])
@@ -83,7 +83,7 @@ def open_turn(tokenizer: Tokenizer, history: Sequence[Message]) -> Opening:
 
 
 def plain_text(text: str) -> str:
-    """What two turns have in common that say the same: their words, without case, punctuation and spacing."""
+    """Words of a turn without case, punctuation and spacing, by which repeated turns are found."""
     return " ".join(re.findall(r"\w+", text.casefold())) or text.strip()
 
 
@@ -149,7 +149,7 @@ class SelfPrompts:
         return draw
 
     async def _say(self, history: Sequence[Message], seed: int) -> str:
-        """What the user says next, "" if that is cut by length."""
+        """Generate the user's next text, "" if it is cut by length."""
         llm = self._engine.llm
         try:
             opening = open_turn(llm.tokenizer, history)

@@ -43,12 +43,12 @@ class Task(NamedTuple):
 
     @property
     def said(self) -> list[str]:
-        """What is not the assistant's: the turns that answers are given to."""
+        """Turns that are not the assistant's, to which answers are generated."""
         return _said(self.source)
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to answer."""
+        """True if there is no turn to answer."""
         return not self.source or not (
             isinstance(self.source, str) or any(message["role"] in ("user", "tool") for message in self.source)
         )
@@ -102,7 +102,7 @@ def _said(source: object) -> list[str]:
 
 
 def _is_answer(message: Mapping[str, Any]) -> bool:
-    """Whether a turn is to be said anew. Calls of tools stay: what the tools replied answers to them."""
+    """True if a turn is to be generated again. Calls of tools stay: the tools' replies belong to them."""
     return message["role"] == "assistant" and not message.get("tool_calls")
 
 
@@ -130,7 +130,7 @@ class Finished:
         return name in self._known
 
     def holds(self, task: Task) -> bool:
-        """Whether the task is done.
+        """True if the task is done.
 
         Raises:
             DataError: it was done with other turns under the same id.
@@ -152,7 +152,7 @@ def _digest(turns: Sequence[str]) -> str:
 
 @dataclass
 class Summary:
-    """What became of the conversations so far.
+    """Counts of the conversations so far.
 
     Attributes:
         written: lines added. `truncated`: of these, cut by length. `empty`: without anything to answer.
@@ -252,11 +252,11 @@ Answering = Callable[[Task], Awaitable[Answered]]
 
 
 def answering(answers: Answerer, seed: int, questions: Callable[[Task], Questions] = given_questions) -> Answering:
-    """How tasks are done.
+    """Function that does a task.
 
     Args:
         seed: from which those of the answers are derived.
-        questions: who says what is not the assistant's.
+        questions: generator of the turns that are not the assistant's.
     """
 
     async def do(task: Task) -> Answered:

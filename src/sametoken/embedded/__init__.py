@@ -15,10 +15,10 @@ HEAD = Path(__file__).parent / "head"
 
 
 def target(model: str) -> str:
-    """Where a target of this name is: the embedded one, or what the name says."""
+    """Path of the embedded target if `model` is its name, otherwise `model` itself."""
     return str(TARGET) if model == NAME else model
 
 
 def draft(model: str) -> str:
-    """Where a draft or a head of this name is."""
+    """Path of the embedded draft or head of this name, otherwise the name itself."""
     return {NAME: str(DRAFT), HEAD_NAME: str(HEAD)}.get(str(model), model)

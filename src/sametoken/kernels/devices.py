@@ -18,7 +18,7 @@ _planned: ContextVar[str] = ContextVar("planned", default="cpu")
 
 
 def fused(x: Tensor) -> bool:
-    """Whether kernels of ours compute on x."""
+    """True if our Triton kernels compute on x."""
     return x.is_cuda and TRITON
 
 
@@ -29,7 +29,7 @@ def device_type(x: Tensor) -> str:
 
 @contextmanager
 def planned_for(kind: str) -> Iterator[None]:
-    """Lets tensors on the meta device stand for some that will lie on a device of type `kind`."""
+    """Treat tensors on the meta device as tensors that will be on a device of type `kind`, within the block."""
     token = _planned.set(kind)
     try:
         yield

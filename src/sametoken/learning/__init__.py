@@ -1,1 +1,1 @@
-"""What a training objective is built from: batches, an unrolled forward, losses. Torch only."""
+"""Parts of a training objective: batches, an unrolled forward, losses. Torch only."""

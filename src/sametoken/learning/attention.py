@@ -155,7 +155,7 @@ def _by_slot(grouped: Tensor) -> Tensor:  # [Hk, T, G, D] -> [T, Hq, D]
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums over keys are held in."""
+    """Dtype of sums over keys."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a step trains on: documents side by side, and how much the guess about each place counts.
+"""Batch of a training step: documents side by side, and the weight of the guess about each place.
 
 Legend: N tokens of a batch, K steps. The guess of step k about place j is made by slot j - 1 - k: it reads the feature
 of that slot and the tokens after it up to j, and guesses token j + 1. The target's own distribution there comes from
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
 
 
 class GuessWeights(NamedTuple):
-    """How much each guess counts.
+    """Weights of the guesses in the loss.
 
     Attributes:
         weights: float32 [K, N] of the guess of step k about place j; to be divided by the total of all batches of a

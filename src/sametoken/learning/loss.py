@@ -1,4 +1,4 @@
-"""How guesses are compared with the target's distribution, in chunks of places and with gradients in closed form.
+"""Losses of guesses against the target's distribution, in chunks of places and with gradients in closed form.
 
 The target's scores of a chunk are computed once and serve all steps; no tensor of places by vocabulary outlives its
 chunk. Losses: forward KL and total variation as usual, LK from arXiv 2602.23881. Legend: K steps, N places, C places of
@@ -21,7 +21,7 @@ CHUNK_SCORES = 2**23  # scores of a chunk over all steps: what bounds memory
 
 
 class Teacher(NamedTuple):
-    """Where the target's distribution comes from.
+    """Tensors from which the target's distribution is computed.
 
     Attributes:
         last: [N, Ht] its last hidden states after the final norm.
@@ -40,7 +40,7 @@ class Teacher(NamedTuple):
 
 @dataclass(frozen=True)
 class LossRule:
-    """What is minimised per guess.
+    """Loss of a guess.
 
     Attributes:
         kind: "kl" forward KL to the target's distribution over the draft vocabulary; "tv" total variation, one minus

@@ -55,5 +55,5 @@ def modes_with(group: Literal["head", "loss"], name: str) -> tuple[str, ...]:
 
 
 def meaning(alias: str) -> str:
-    """What a mode that names a family stands for, in words."""
+    """Meaning of a mode that names a family, in words."""
     return f"means {ALIASES[alias]}, {TRAINED[ALIASES[alias]].kind.what}"

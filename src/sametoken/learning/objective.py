@@ -1,4 +1,4 @@
-"""What a run minimises: a batch and the target's hidden states in, a loss and acceptance metrics out.
+"""Training objective: a batch and the target's hidden states in, a loss and acceptance metrics out.
 
 Everything that is trained happens inside `forward`, as wrappers for data parallelism and sharding require.
 """
@@ -23,7 +23,7 @@ STD = 0.02  # of random weights, as transformers initialises linears
 
 
 class Start(NamedTuple):
-    """What a draft to train is made from.
+    """Inputs from which a draft to train is built.
 
     Attributes:
         kind: name of its kind of drafter. `head`, `loss`: settings of the draft and of the loss.

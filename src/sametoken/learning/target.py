@@ -1,4 +1,4 @@
-"""What a frozen target gives to training: hidden states of documents, its token vectors and its output layer.
+"""The frozen target in training: hidden states of documents, its token embedding and its output layer.
 
 Legend: N tokens of a batch, n taps, H hidden size, V vocabulary.
 """
@@ -39,5 +39,5 @@ class OuterLayers(NamedTuple):
 
     @classmethod
     def of(cls, config: ModelConfig, vectors: Tensor, head: Tensor) -> OuterLayers:
-        """The same of an output layer as it is stored."""
+        """Build from an output layer in its stored form, which `logits_scale` has not been applied to."""
         return cls(config, vectors, head if config.logits_scale == 1 else head * config.logits_scale)

@@ -1,4 +1,4 @@
-"""How a kind of draft is trained, as data: its options and where its objective is. Nothing here needs torch.
+"""Training of a kind of draft as data: its options, and a reference to its objective. Nothing here needs torch.
 
 A kind of drafter names a `Training`; its option classes join those of all kinds on the command line.
 """
@@ -14,7 +14,7 @@ from sametoken.options.training import HeadOptions, LossOptions
 
 @dataclass(frozen=True)
 class Training:
-    """How a kind of draft is trained.
+    """Training of a kind of draft.
 
     Attributes:
         objective: reference "module:attribute" to its `learning.objective.Objective`.

@@ -32,7 +32,7 @@ class Recurrent(Protocol):
     def recycles_normed(self) -> bool: ...
 
     def fuse(self, features: Tensor) -> Tensor:
-        """What the first step reads [N, H], from the target's features."""
+        """Hidden input of the first step [N, H], from the target's features."""
         ...
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,7 +44,7 @@ class Recurrent(Protocol):
         ...
 
     def normed(self, output: Tensor) -> Tensor:
-        """What an output layer reads [N, H]."""
+        """Input of the output layer [N, H]."""
         ...
 
 

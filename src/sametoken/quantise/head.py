@@ -88,7 +88,7 @@ def _error(seen: Inputs, weight: Tensor, head: Head, name: str) -> float | None:
 
 @torch.no_grad()
 def _calibrated(head: Head, place: HeadAndTarget, target: ModelConfig, documents: list[Tensor]) -> dict[str, Inputs]:
-    """What each layer reads in the unrolled head; nothing for kinds that cannot be trained."""
+    """Inputs of each layer in the unrolled head; empty for kinds that cannot be trained."""
     watched = {name: _Watched() for name in linears(head)}
     kind = head_kind(head.config).kind
     if kind.objective:

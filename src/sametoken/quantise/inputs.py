@@ -1,4 +1,4 @@
-"""What linear layers read while a model is calibrated: mean squares, the greatest size, and some rows."""
+"""Inputs of linear layers while a model is calibrated: mean squares, the greatest size, and some rows."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def linears(block: Block) -> dict[str, Linear]:
 
 @contextmanager
 def watching(modules: dict[str, Linear]) -> Iterator[dict[str, Inputs]]:
-    """What the modules read within the block."""
+    """Record the inputs of the modules within the block."""
     seen = {name: Inputs() for name in modules}
 
     def hook(name: str) -> Any:

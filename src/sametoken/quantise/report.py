@@ -1,4 +1,4 @@
-"""What quantising a model cost: errors of its layers, loss on held-out text, acceptance of a draft, bytes."""
+"""Cost of quantising a model: errors of its layers, loss on held-out text, acceptance of a draft, bytes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DraftAcceptance:
     tokens: int
 
     def line(self) -> str:
-        """The same for people."""
+        """Line of text for people."""
         return (
             f"acceptance length of {self.draft} on {self.prompts} held-out prompts: "
             f"{self.before:.3f} -> {self.after:.3f}"
@@ -69,7 +69,7 @@ class Report:
         return {**asdict(self), "layers": [each._asdict() for each in self.layers]}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """Lines of text for people."""
         return [
             _size(self.format, self.bytes_before, self.bytes_after),
             f"calibrated with {self.calibration_tokens} tokens, {self.calibration_documents} documents of {self.data}",
@@ -81,7 +81,7 @@ class Report:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What rounding a head cost, in the words of `Report`; its acceptance is what drafts of it gain and lose."""
+    """Cost of rounding a head, with the fields of `Report`; its acceptance is that of drafts before and after."""
 
     model: str
     target: str
@@ -101,7 +101,7 @@ class HeadReport:
         return {**asdict(self), "layers": [each._asdict() for each in self.layers]}
 
     def lines(self) -> list[str]:
-        """The same for people."""
+        """Lines of text for people."""
         return [
             _size(self.format, self.bytes_before, self.bytes_after),
             f"errors measured with {self.calibration_tokens} tokens, {self.calibration_documents} documents of "
@@ -125,7 +125,7 @@ def _errors(layers: Sequence[LayerError]) -> Iterator[str]:
 
 
 def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: Asked) -> Evaluation:
-    """What a draft does on the prompts that fit the context.
+    """Measure a draft on the prompts that fit the context.
 
     Raises:
         DataError: none fits. SametokenError: the draft is not made for the target.

@@ -53,7 +53,7 @@ class LayerError(NamedTuple):
 
 
 class RoundingCost(NamedTuple):
-    """What rounding costs.
+    """Cost of rounding.
 
     Attributes:
         layers: the rounded layers in the order of the blocks.
@@ -181,7 +181,7 @@ def _plain(code: Coded, dtype: torch.dtype) -> Tensor:
 def _add(
     source: PlainCheckpoint, stored: Sequence[Stored], codes: dict[str, _Rounded], sink: Sink
 ) -> Iterator[LayerError]:
-    """Gives a block's tensors to the sink; rounded ones under their own names, others as they are."""
+    """Add a block's tensors to the sink: rounded ones under their own names, others unchanged."""
     for item in stored:
         place = source.rules.place(item.name)
         found = None if place is None else codes.get(place.parameter)

@@ -1,4 +1,4 @@
-"""Where rounded checkpoints go: a directory in the layout of Hugging Face, or one GGUF file."""
+"""Destinations of rounded checkpoints: a directory in the layout of Hugging Face, or one GGUF file."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ TEXTS = (
 
 
 def open_writer(directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> Writer:
-    """What writes a format; `directory` is there and empty."""
+    """Open the writer of a format; `directory` exists and is empty."""
     if format.startswith("gguf-"):
         return GgufSink(directory, source, format)
     return DirectorySink(directory, source, format, group)

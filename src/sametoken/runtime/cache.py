@@ -28,10 +28,10 @@ SINK_PAGE = 0
 
 
 class PageTable:
-    """Which pages each row owns, shared by every cache of an engine (target and draft use the same page numbers).
+    """Pages of each row, shared by every cache of an engine (target and draft use the same page numbers).
 
-    Page 0 is a sink that nobody owns: unassigned entries point there. Row `spare`, the last, owns nothing for good:
-    what pads a batch writes there.
+    Page 0 is a sink without an owner: unassigned entries point there. Row `spare`, the last, never owns a page: the
+    padding of a batch writes there.
     """
 
     def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
@@ -41,7 +41,7 @@ class PageTable:
         self._contiguous = [True] * (rows + 1)
 
     def extend(self, row: int, pages: Sequence[int]) -> None:
-        """Appends pages to a row."""
+        """Append pages to a row."""
         owned = self._owned[row]
         if pages:
             self.table[row, len(owned) : len(owned) + len(pages)] = upload(pages, self.table.device)
@@ -49,7 +49,7 @@ class PageTable:
         self._contiguous[row] = all(b == a + 1 for a, b in pairwise(owned))
 
     def clear(self, row: int) -> list[int]:
-        """Takes a row's pages away and returns them."""
+        """Remove a row's pages and return them."""
         owned, self._owned[row] = self._owned[row], []
         self.table[row] = SINK_PAGE
         self._contiguous[row] = True
@@ -59,7 +59,7 @@ class PageTable:
         return self._owned[row]
 
     def first_slot(self, row: int, length: int) -> int | None:
-        """Where `length` slots of this row lie side by side, or None when they do not."""
+        """First of `length` adjacent slots of this row, or None if its slots are not adjacent."""
         owned = self._owned[row]
         if not owned or not self._contiguous[row] or owned[0] * self.page_size + length > self.pages * self.page_size:
             return None
@@ -104,10 +104,10 @@ def _index(span: Span) -> Tensor:
 
 
 class Segment:
-    """One span as attention sees it: B' rows of N' queries, where their keys are and who sees which.
+    """One span as attention computes it: B' rows of N' queries, the places of their keys, and the mask.
 
-    On the host a branching tree is attended for as the chains it consists of, see `runtime.chains`; otherwise B' and
-    N' are the span's own.
+    On the host a branching tree is computed as its separate chains, see `runtime.chains`; otherwise B' and N' are the
+    span's own.
 
     Attributes:
         batch, nodes: B' and N'. `tokens`: B N of the span.
@@ -179,7 +179,7 @@ class Segment:
 
 
 class View:
-    """All spans of one forward, tokens concatenated span by span; what torch needs of them is made when asked for.
+    """All spans of one forward, tokens concatenated span by span; torch's tensors of them are made on first use.
 
     Attributes:
         spans: the spans in order.
@@ -191,22 +191,22 @@ class View:
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
-        """The spans as attention sees them."""
+        """Spans in the form that attention computes."""
         return tuple(Segment(span, self.table, self._dtype) for span in self.spans)
 
     @cached_property
     def positions(self) -> Tensor:
-        """[T] rotary positions."""
+        """Rotary positions [T]."""
         return torch.cat([segment.positions.flatten() for segment in self.segments])
 
     @cached_property
     def slots(self) -> Tensor:
-        """[T] where the new keys and values go."""
+        """Slots [T] of the new keys and values."""
         return torch.cat([segment.slots for segment in self.segments])
 
 
 class CacheShape(Protocol):
-    """What a decoder keeps of a token in each layer; a `ModelConfig`.
+    """Sizes of a token's cached keys and values in each layer; a `ModelConfig`.
 
     Attributes:
         cached_heads: vectors of keys. cached_parts: sizes of the parts of one, and of a value; each has a scale of its
@@ -279,22 +279,22 @@ class KVCache:
 
     @property
     def stored(self) -> list[tuple[Tensor, Tensor | None]]:
-        """What is kept, with its scales: keys, and values where these are others; [layers, slots, ...]."""
+        """Stored tensors with their scales: keys, and values if they are separate; [layers, slots, ...]."""
         found = [(self.keys, self.key_scales), (self.values, self.value_scales)]
         return found[:1] if self.values is self.keys else found
 
     def clear(self) -> None:
-        """Forgets every vector, and gives the memory back to the system; on a GPU nothing happens."""
+        """Forget every vector and return the memory to the system; does nothing on a GPU."""
         for stored in chain.from_iterable(self.stored):
             if stored is not None:
                 clear(stored)
 
     def view(self, spans: Sequence[Span]) -> View:
-        """How one forward reads and writes this cache."""
+        """View of this cache for the spans of one forward."""
         return View(spans, self.table, self.dtype)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores [T, kv heads, D] keys and values."""
+        """Store [T, kv heads, D] keys and values."""
         for x, (stored, scales) in zip((keys, values), self.stored, strict=False):
             codes, scale = self.kv_format.encode_parts(x, self.parts)
             stored[layer].index_copy_(0, slots, codes)
@@ -312,7 +312,7 @@ class KVCache:
         return found.transpose(1, 2)
 
     def _gather(self, stored: Tensor, segment: Segment) -> Tensor:
-        """[B, L, ...] of what is stored for each slot."""
+        """Stored values [B, L, ...] of each slot."""
         if segment.first_slot is not None:
             return stored[segment.first_slot : segment.first_slot + segment.length].unsqueeze(0)
         if segment.key_slots is not None:
@@ -325,11 +325,7 @@ class KVCache:
         return rows[:, : segment.length]
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Moves the nodes of `path` [B, K] to the indexes `start, start + 1, ...` of their rows.
-
-        A chain's accepted path is in place already; then nothing moves. Repeated nodes at the end of a path are
-        padding and land past the row's new length.
-        """
+        """Move the nodes of `path` [B, K] to the indexes `start, start + 1, ...` of their rows."""
         self.on_commit(rows, starts, path)
         front = torch.arange(path.shape[1], device=path.device)
         if not torch.equal(path, front.minimum(path[:, -1:])):

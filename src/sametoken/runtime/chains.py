@@ -31,7 +31,7 @@ class Chains(NamedTuple):
 
 
 def is_chain(ancestor_mask: Tensor) -> bool:
-    """Whether all trees of `ancestor_mask` [B, N, N] are single chains."""
+    """True if all trees of `ancestor_mask` [B, N, N] are single chains."""
     return torch.equal(depth(ancestor_mask), torch.arange(ancestor_mask.shape[1]).expand(ancestor_mask.shape[:2]))
 
 

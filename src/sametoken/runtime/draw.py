@@ -1,4 +1,4 @@
-"""The target's draw after every node by what computes it fastest: compiled kernels, Triton on CUDA, or torch.
+"""The target's draw after every node by the fastest implementation: compiled kernels, Triton on CUDA, or torch.
 
 `speculation.sampling.sample` says what is drawn; nothing here changes a token.
 """
@@ -36,7 +36,7 @@ def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, 
 
 
 def draw_of(sampling: Sampling, positions: int | None) -> Draw:
-    """How the rows of a batch draw, for a call of the compiled kernels.
+    """Structure of the sampling of a batch, for a call of the compiled kernels.
 
     Args:
         positions: address of the positions of their draws.

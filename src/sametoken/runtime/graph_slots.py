@@ -1,4 +1,4 @@
-"""Where decoding rows stand, in tensors that a captured step reads and writes in place.
+"""State of decoding rows, in tensors that a captured step reads and writes in place.
 
 A graph slot is a place in a batch of fixed size, for one row of the page table. Slots without a row pad the batch and
 do not move. Legend: B graph slots, N nodes of a slot's draft, K tokens of its longest path, W width of the features.
@@ -32,7 +32,7 @@ class Latest(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraphSlots:
-    """All fields but the features are int64.
+    """State of the graph slots. All fields but the features are int64.
 
     Attributes:
         rows: [B] row of the page table.
@@ -78,21 +78,21 @@ class GraphSlots:
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """What a step changes and the next one reads."""
+        """Tensors that a step changes and the next one reads."""
         return self.lengths, self.room, self.tokens, self.counts, self.features
 
     @property
     def longest(self) -> Tensor:
-        """[B] longest useful draft: with the target's own token it fills what may still be emitted."""
+        """Longest useful draft [B]: with the target's own token it fills what may still be emitted."""
         return self.limits.minimum(self.room - 1).clamp(min=0)
 
     @property
     def pending(self) -> Tensor:
-        """[B] the newest token."""
+        """Newest token [B]."""
         return self.tokens.gather(1, self.counts.unsqueeze(1) - 1).squeeze(1)
 
     def latest(self, width: int) -> Latest:
-        """The last `width` tokens; fewer where fewer were emitted."""
+        """Last `width` tokens of each slot, fewer if fewer were emitted."""
         last = self.tokens.shape[1] - 1
         if width > last:
             return Latest(self.tokens, self.features, self.counts)
@@ -106,13 +106,7 @@ class GraphSlots:
         self, rows: Sequence[int], pending: Sequence[int], spare: int, lengths: Sequence[int], limits: Sequence[int],
         room: Sequence[int], features: Sequence[Tensor | None] = (),
     ) -> None:  # fmt: skip
-        """Seats rows in the first graph slots.
-
-        Args:
-            rows: of the page table; padding slots write to the row `spare`.
-            pending, lengths, limits, room: of each row.
-            features: [1, W] of each row's last committed token.
-        """
+        """Put rows into the first graph slots."""
         pads = self.batch - len(rows)
         for field, values, padding in (
             (self.rows, rows, spare),

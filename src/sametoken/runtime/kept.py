@@ -1,4 +1,4 @@
-"""What caches hold of some pages, taken out of them and put back, as tensors that belong to nobody else."""
+"""Copies of some pages of caches, taken out of them and put back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def shapes(caches: Sequence[KVCache], pages: int) -> list[tuple[torch.dtype, tup
 
 
 def _paged(caches: Sequence[KVCache]) -> list[Tensor]:
-    """What the caches store, as pages: [layers, pages, page size, ...]."""
+    """Tensors of the caches as pages: [layers, pages, page size, ...]."""
     parts = [part for cache in caches for pair in cache.stored for part in pair if part is not None]
     size = caches[0].table.page_size
     return [part.view(part.shape[0], -1, size, *part.shape[2:]) for part in parts]

@@ -1,4 +1,4 @@
-"""How a cache stores keys and values: as numbers, or each vector of a token and head as 8-bit codes with one scale.
+"""Storage formats of keys and values: numbers, or 8-bit codes with one scale for each vector of a token and head.
 
 A vector's codes depend on that vector alone, not on its batch, its page, the piece of its prompt or its draft tree. So
 equal tokens have equal bits here as in a cache of numbers.
@@ -16,7 +16,7 @@ LEAST_SCALE = 2.0**-100  # of a vector of zeros, so that nothing is divided by 0
 
 
 class KVFormat(NamedTuple):
-    """What a cache stores of a vector.
+    """Storage format of a vector.
 
     Attributes:
         stored: dtype of a number or code; None is the model's own.
@@ -27,24 +27,23 @@ class KVFormat(NamedTuple):
     greatest: float | None = None
 
     def dtype(self, model: torch.dtype) -> torch.dtype:
-        """The dtype of what is stored for a model of a dtype."""
+        """Dtype of the stored numbers or codes for a model of dtype `model`."""
         return self.stored or model
 
     def vector_bytes(self, parts: tuple[int, ...], model: torch.dtype) -> int:
-        """Bytes of a stored vector of `parts` numbers, each part with a scale."""
+        """Size in bytes of a stored vector of `parts` numbers, each part with a scale."""
         scales = 0 if self.greatest is None else SCALE_BYTES * len(parts)
         return sum(parts) * self.dtype(model).itemsize + scales
 
     def encode_parts(self, x: Tensor, parts: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-        """What is stored of vectors [T, heads, D]: codes [T, heads, D] and scales [T, heads * parts], or numbers and
-        None."""
+        """Encode vectors [T, heads, D]: codes [T, heads, D] and scales [T, heads * parts], or numbers and None."""
         if self.greatest is None or len(parts) == 1:
             return self.encode(x)
         codes, scales = zip(*map(self.encode, torch.split_with_sizes(x, parts, -1)), strict=True)
         return torch.cat(codes, -1), torch.stack(scales, -1).flatten(1)
 
     def decode_parts(self, codes: Tensor, scales: Tensor | None, parts: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """The vectors [..., heads, D] of codes and scales [..., heads * parts]."""
+        """Decode vectors [..., heads, D] from codes and scales [..., heads * parts]."""
         if scales is None or len(parts) == 1:
             return self.decode(codes, scales, dtype)
         own = scales.view(*scales.shape[:-1], -1, len(parts)).unbind(-1)
@@ -52,7 +51,7 @@ class KVFormat(NamedTuple):
         return torch.cat([self.decode(piece, scale, dtype) for piece, scale in pieces], -1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What is stored of vectors [..., D]: codes [..., D] and scales [...], or numbers and None."""
+        """Encode vectors [..., D]: codes [..., D] and scales [...], or numbers and None."""
         if self.greatest is None:
             return (x if self.stored is None else x.to(self.stored)), None
         x = x.float()
@@ -61,7 +60,7 @@ class KVFormat(NamedTuple):
         return (codes.round().to(torch.int8) if self is INT8 else codes.to(FLOAT8).view(torch.uint8)), scale
 
     def decode(self, codes: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The vectors [..., D] in `dtype` that codes stand for."""
+        """Decode codes into vectors [..., D] in `dtype`."""
         if scale is None:
             return codes.to(dtype)
         numbers = codes if self is INT8 else codes.view(FLOAT8)

@@ -1,4 +1,4 @@
-"""How much memory this machine has, and how much of it new tensors may take. In bytes."""
+"""Memory of this machine, and the part of it that new tensors may take. In bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CPU_MOST = 0.25  # of a machine that computes other things too
 
 
 def available_bytes(device: torch.device) -> int:
-    """What new tensors may take; on the CPU with what the system would give back from its file cache."""
+    """Bytes available to new tensors; on the CPU including memory that the system would free from its file cache."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -23,14 +23,14 @@ def available_bytes(device: torch.device) -> int:
 
 
 def default_share(device: torch.device) -> float:
-    """The share of `available_bytes` that a KV cache may take at most: on the CPU a quarter of the machine's memory."""
+    """Largest share of `available_bytes` for a KV cache: on the CPU a quarter of the machine's memory."""
     if device.type != "cpu":
         return MOST
     return min(MOST, CPU_MOST * total_bytes() / max(1, available_bytes(device)))
 
 
 def flush_advice(device: torch.device, needed: int) -> str:
-    """What makes room where files of the system's cache fill memory that host and device share; "" elsewhere.
+    """Advice to free memory that host and device share from the system's file cache; "" on other devices.
 
     On the CPU `available_bytes` counts these files as free already; the driver of such a device does not.
     """
@@ -42,5 +42,5 @@ def flush_advice(device: torch.device, needed: int) -> str:
 
 
 def total_bytes() -> int:
-    """The memory of the machine, used or not."""
+    """Memory of the machine in bytes, used or not."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

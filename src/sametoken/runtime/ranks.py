@@ -34,7 +34,7 @@ class RankPart(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Which logits each rank computes.
+    """Logits that each rank computes.
 
     Attributes:
         begins: [ranks + 1] the first one of each rank, and how many there are.
@@ -48,19 +48,19 @@ class Columns(NamedTuple):
 
     @property
     def own(self) -> range:
-        """Those of this rank."""
+        """Logits of this rank."""
         return range(self.begins[self.rank], self.begins[self.rank + 1])
 
     @staticmethod
     def of(part: RankPart, count: int) -> Columns:
-        """`count` logits in nearly equal parts of whole tiles."""
+        """Divide `count` logits into nearly equal parts of whole tiles."""
         tiles = -(-count // TILE)
         begins = (min(count, TILE * (tiles * rank // part.size)) for rank in range(part.size + 1))
         return Columns(tuple(begins), part.rank, part.whole_head)
 
 
 class NativeExchange(NamedTuple):
-    """What compiled code calls: addresses of functions, and of the first argument of both.
+    """Functions that compiled code calls: their addresses, and that of the first argument of both.
 
     Attributes:
         sum, ranks: see `Model` in forward.h.
@@ -122,14 +122,14 @@ class Ranks(Protocol):
         ...
 
     def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """As `gather`, on all ranks, within a forward; never raises."""
+        """Gather as `gather` does, on all ranks, within a forward; never raises."""
         ...
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """The caches of all ranks move the nodes of `path`, see `KVCache.commit`."""
+        """Move the nodes of `path` in the caches of all ranks, see `KVCache.commit`."""
         ...
 
 
 def divisors(sizes: Sequence[int], most: int = 64) -> list[int]:
-    """The numbers of ranks up to `most` that divide all sizes."""
+    """Numbers of ranks up to `most` that divide all sizes."""
     return [count for count in range(1, most + 1) if not any(size % count for size in sizes)]

@@ -36,7 +36,7 @@ class Readback:
         return len(self._flying)
 
     def push(self, source: Tensor) -> None:
-        """Asks for a copy of `source` as it will be when the device gets here."""
+        """Start a copy of `source`, taken when the device reaches this point."""
         copy, landed = self._free.pop()
         copy.copy_(source, non_blocking=True)
         if landed is not None:
@@ -44,7 +44,7 @@ class Readback:
         self._flying.append((copy, landed))
 
     def pop(self) -> list[list[int]]:
-        """Waits for the oldest copy and returns its rows."""
+        """Wait for the oldest copy and return its rows."""
         copy, landed = self._flying.popleft()
         if landed is not None:
             landed.synchronize()

@@ -125,7 +125,7 @@ class Library:
         self._sum(exchange, numbers.data_ptr(), numbers.numel())
 
     def send(self, exchange: CExchange, data: Tensor) -> None:
-        """Gives all ranks the contiguous bytes that rank 0 has."""
+        """Send the contiguous bytes of rank 0 to all ranks."""
         self._send(exchange, data.data_ptr(), data.nbytes)
 
     def gather(self, exchange: CExchange, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
@@ -216,7 +216,7 @@ class Library:
         return found
 
     def is_finite(self, codes: Tensor) -> bool:
-        """Whether contiguous float8_e4m3fn codes hold no NaN."""
+        """True if contiguous float8_e4m3fn codes contain no NaN."""
         status = self._check_fp8(codes.data_ptr(), codes.nbytes, threads_for(codes.nbytes))
         _check(min(status, 0))
         return bool(status == 0)

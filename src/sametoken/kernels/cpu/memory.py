@@ -66,7 +66,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 
 def clear(tensor: Tensor) -> None:
-    """Gives the memory of a tensor of `zeros` back to the system, on Linux; its elements are zeros again."""
+    """Return the memory of a tensor of `zeros` to the system, on Linux; its elements are zeros again."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() >= LEAST_BYTES and sys.platform == "linux":
         storage = tensor.untyped_storage()
         ctypes.CDLL(None).madvise(
@@ -75,7 +75,7 @@ def clear(tensor: Tensor) -> None:
 
 
 def read_ahead(pages: mmap.mmap) -> None:
-    """Lets a thread read a mapped file and enter its pages, on Linux 5.14 and later: a step then meets no faults."""
+    """Map the pages of a mapped file in a thread, on Linux 5.14 and later, so that a step meets no page faults."""
 
     def populate(address: int, size: int) -> None:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), POPULATE_READ)
@@ -121,7 +121,7 @@ def _give_back(memory: mmap.mmap) -> None:
 
 
 def release() -> None:
-    """Gives the system the pages back that freed tensors left in the heap, where the C library can (glibc)."""
+    """Return pages that freed tensors left in the heap to the system, if the C library can do so (glibc)."""
     del _spare[:]
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

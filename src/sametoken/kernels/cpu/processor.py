@@ -43,7 +43,7 @@ COMPILERS = {"Linux": "for example: apt-get install g++", "Darwin": "xcode-selec
 
 @cache
 def processor_features() -> frozenset[str]:
-    """What this processor has of what any variant asks for; nothing on systems that no variant is built for."""
+    """Features of this processor that some variant needs; empty on systems without a variant."""
     match platform.system(), platform.machine():
         case "Linux", "x86_64":
             found = flags_of(_text("/proc/cpuinfo"))
@@ -83,7 +83,7 @@ def unsupported() -> str:
 
 
 def rebuild() -> str:
-    """What builds the kernels: a compiler, and the command that installs this package again from where it came."""
+    """Advice for building the kernels: a compiler, and the command that installs this package again from its source."""
     again = f"run: pip install --force-reinstall --no-deps {_source()}"
     if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return again

@@ -170,7 +170,7 @@ AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES, NIBBLE_QUADS = range(6)
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Where a contiguous tensor's data lie, for a structure; None for null."""
+    """Address of a contiguous tensor's data, for a structure; None for null."""
     if tensor is None:
         return None
     assert tensor.is_contiguous()

@@ -1,4 +1,4 @@
-"""How many threads a call of the compiled library has, while torch has one or as many as torch."""
+"""Number of threads of a call of the compiled library, while torch has one or as many as torch."""
 
 from __future__ import annotations
 

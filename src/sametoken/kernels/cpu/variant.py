@@ -43,7 +43,7 @@ def library() -> Library | None:
 
 
 def status() -> KernelStatus:
-    """What `library` chose, and why and what to do where it found nothing.
+    """Choice of `library`; if it found no variant, the reason and a remedy.
 
     Raises:
         ConfigError: as `library`.
@@ -52,7 +52,7 @@ def status() -> KernelStatus:
 
 
 def choose() -> tuple[Library | None, KernelStatus]:
-    """What `library` and `status` remember, looked up anew."""
+    """Look up the results of `library` and `status` again."""
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in ("auto", "off", *VARIANTS):
         raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
@@ -79,6 +79,6 @@ _chosen = cache(choose)
 
 
 def file_of(variant: str) -> Path | None:
-    """Where a variant lies that was built, None where it was not."""
+    """Path of a variant that was built, None if it was not."""
     file = Path(__file__).parent / f"_kernels_{FILES.get(variant, variant)}.so"
     return file if file.exists() else None
