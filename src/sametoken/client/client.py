@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
     @property
     def truncated(self) -> bool:
-        """Whether the answer was cut by length."""
+        """True if the answer was cut by length."""
         return self.finish_reason == "length"
 
 
@@ -137,7 +137,7 @@ class Client:
         return str(self._http.base_url).removesuffix("v1/") + path
 
     async def page(self, path: str) -> bytes:
-        """What a GET of a path that is not below /v1 answers. Raises RemoteError if it fails."""
+        """Content of a GET of a path that is not below /v1. Raises RemoteError if it fails."""
         return (await self._whole("GET", self.beside(path))).content
 
     async def first_model(self, retries: int = 0) -> str:
@@ -237,7 +237,7 @@ async def all_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def persist(ask: Callable[[], Awaitable[T]], retries: int, first_wait: float = 1.0) -> T:
-    """What `ask` returns, asked again while it fails for a passing reason.
+    """Call `ask` and return its result; repeat the call while it fails for a passing reason.
 
     Args:
         retries: further attempts after the first.
@@ -303,12 +303,12 @@ def _reply(content: dict[str, Any]) -> Answer:
 
 
 def _seconds(header: str | None) -> float:
-    """What Retry-After asks for, 0 where it is a date or nothing."""
+    """Seconds in a Retry-After header, 0 for a date or none."""
     return min(float(header), LONGEST_WAIT) if header is not None and header.isascii() and header.isdigit() else 0.0
 
 
 def _words(content: bytes) -> str:
-    """What a body says about an error, short enough to be a reason."""
+    """Error text from a body, short enough for a reason."""
     try:
         return _message(json.loads(content))
     except (ValueError, AttributeError):

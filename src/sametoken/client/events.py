@@ -36,7 +36,7 @@ class EventParser:
         return found
 
     def close(self) -> list[str]:
-        """What a stream that ends without an empty line still holds: servers leave it out after the last event."""
+        """Rest of a stream that ends without an empty line: servers leave it out after the last event."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         return [*(self._take(rest) if rest else []), *self._take(b"")]
 

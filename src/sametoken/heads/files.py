@@ -23,7 +23,7 @@ HEAD_FILES = (*WEIGHT_FILES, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 class Seen(NamedTuple):
-    """What a file says of a tensor without its data; of a quantised weight what it is when it is dequantised."""
+    """Shape and dtype of a tensor from a file's header; for a quantised weight, those of the dequantised one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Files:
-    """What is known of a head without its data.
+    """Facts of a head from its files' headers.
 
     Attributes:
         where: its directory.

@@ -1,4 +1,4 @@
-"""What a kind of drafter with weights does: recognise, read, write and explain its files, and build its drafter.
+"""Interface of a kind of drafter with weights: recognise, read, write and explain its files, and build its drafter.
 
 A subclass is what `Kind.drafts` names. Whoever reads, serves, exports or explains a head asks these methods and never
 which kind it is.
@@ -85,7 +85,7 @@ LAST_STATE = (Reading((), "the only one"),)  # of heads that read the last hidde
 
 @dataclass(frozen=True)
 class Described:
-    """What a head's files say.
+    """Description of a head from its files.
 
     Attributes:
         config: what the head computes.
@@ -103,7 +103,7 @@ class Described:
 
 
 class Written(NamedTuple):
-    """What goes into a directory.
+    """Files to write into a directory.
 
     Attributes:
         config: config.json.
@@ -117,7 +117,7 @@ class Written(NamedTuple):
 
 
 class Weighted(ABC):
-    """How a model or a head is served."""
+    """Serving of a model or a head."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -145,11 +145,11 @@ class HeadKind(Weighted):
 
     @abstractmethod
     def recognises(self, files: Files) -> bool:
-        """Whether a directory holds a head of this kind, by the names of its tensors and its config.json."""
+        """True if a directory holds a head of this kind, by the names of its tensors and its config.json."""
 
     @abstractmethod
     def describe(self, files: Files, target: ModelConfig) -> Described:
-        """What a head computes.
+        """Describe a head from its files.
 
         Raises:
             CheckpointError: config.json lacks a fact or contradicts the tensors.
@@ -190,7 +190,7 @@ class HeadKind(Weighted):
         return [] if layout == "hf" else [NO_SUCH_DRAFTS]
 
     def advice(self, config: Any, layout: str) -> tuple[str, ...]:
-        """What to know when an engine serves an exported head, one sentence each."""
+        """Advice for serving an exported head with an engine, one sentence each."""
         return ()
 
     def title(self, config: Any) -> str:
@@ -198,11 +198,11 @@ class HeadKind(Weighted):
         return self.kind.title
 
     def warnings(self, head: Any, target: ModelConfig) -> Iterable[str]:
-        """What a head's files are sure of and may still cost acceptance."""
+        """Warnings about facts that are certain from a head's files and may cost acceptance."""
         return ()
 
     def with_taps(self, head: Any, taps: tuple[int, ...], target: ModelConfig) -> Head:
-        """The same weights reading other layers of the target; the head itself is changed.
+        """Make the head read other layers of the target, with unchanged weights; changes the head in place.
 
         Raises:
             ConfigError: it has no taps to choose, another number of them, or the target has no such layer.

@@ -20,7 +20,7 @@ FROZEN = (True, "drafts never change the target")
 
 
 class ModelOptSettings(NamedTuple):
-    """What a mode and its configuration say.
+    """Settings of a mode and its configuration.
 
     Attributes:
         head, loss: options of the kind, as `sametoken train` has them.
@@ -47,7 +47,7 @@ class ModelOptNames:
         self.only = only or {}
 
     def read(self, mode: str, training: Training, config: Mapping[str, Any]) -> ModelOptSettings:
-        """What the configuration of a mode means.
+        """Translate the configuration of a mode.
 
         Raises:
             ConfigError: a name is unknown (the nearest known one is given), or asks for what is not done here.

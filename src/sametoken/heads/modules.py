@@ -1,4 +1,4 @@
-"""What is done to the modules of heads of every kind: packing for serving, rounding for files, and their tensors."""
+"""Operations on the modules of heads of every kind: packing for serving, rounding for files, and their tensors."""
 
 from __future__ import annotations
 

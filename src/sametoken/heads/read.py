@@ -33,7 +33,7 @@ class LoadedHead(NamedTuple):
 
 
 def is_head(directory: Path) -> bool:
-    """Whether a directory holds a head rather than a whole model: config.json says so, or else the tensors' names."""
+    """True if a directory holds a head rather than a whole model, by its config.json or else by the tensors' names."""
     try:
         files = Files.of(directory, weights=False)
         return kinds.states_head(files.config) or recognise(Files.of(directory)) is not None
@@ -42,7 +42,7 @@ def is_head(directory: Path) -> bool:
 
 
 def describe(files: Files, target: ModelConfig) -> Described:
-    """What a head computes.
+    """Describe the head in a directory.
 
     Raises:
         CheckpointError: config.json lacks a fact or contradicts the tensors.

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @cache
 def weighted(name: str) -> Weighted:
-    """How the drafters of a kind with weights are served.
+    """Serving of the drafters of a kind with weights.
 
     Raises:
         ConfigError: there is no such kind, or its distribution is broken.
@@ -107,7 +107,7 @@ def draft_model(config: Mapping[str, Any], method: str | None = None) -> Kind:
 
 
 def _made(kind: Kind, argument: object, problem: Callable[[Any], str]) -> Any:
-    """What the `drafts` of a kind makes of its argument; errors name the distribution of the kind.
+    """Call the `drafts` of a kind with its argument; errors name the distribution of the kind.
 
     Args:
         problem: what is wrong with the result, "" for nothing.
@@ -129,7 +129,7 @@ def _made(kind: Kind, argument: object, problem: Callable[[Any], str]) -> Any:
 
 
 def _working(found: Iterable[Kind], make: Callable[[Kind], T], asked: str | None = None) -> dict[str, T]:
-    """What is made of each kind by its name; one that fails is left out unless it was asked for."""
+    """Build an object for each kind, by its name; a kind that fails is left out unless the caller named it."""
     made = {}
     for kind in found:
         try:

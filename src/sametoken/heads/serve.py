@@ -1,4 +1,4 @@
-"""What an engine is given as the draft: a head or a smaller model, loaded to guess, with its kind."""
+"""The draft of an engine: a head or a smaller model, loaded for drafting, with its kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOG = logging.getLogger("sametoken")
 
 
 class LoadedDraft(NamedTuple):
-    """What guesses for a target, by weights of its own.
+    """A loaded draft with weights of its own.
 
     Attributes:
         kind: how it is served.
@@ -41,12 +41,12 @@ class LoadedDraft(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What it is, with its article."""
+        """Name of its kind, with the article."""
         return self.kind.kind.what
 
     @property
     def reads_target_head(self) -> bool:
-        """Whether it scores tokens with the target's output head, in place of one of its own."""
+        """True if it computes logits with the target's output head instead of one of its own."""
         return not isinstance(self.module, Decoder) and getattr(self.module, "head", None) is None
 
     @property

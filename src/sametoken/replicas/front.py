@@ -1,4 +1,4 @@
-"""What clients talk to: passes every request on to a replica, and its answer back as it comes.
+"""HTTP front of the replicas: passes every request on to a replica, and its answer back as it comes.
 
 Limits of fields and everything about models are the replicas' business, and so are keys, but the front reads no body of
 a request without one. It answers for all replicas where somebody asks how the server is.
@@ -84,7 +84,7 @@ class Front:
         return JSONResponse({"status": status, "replicas": [state.status for state in states]}, 200 if ready else 503)
 
     async def _merged(self, scope: Scope, exchange: Exchange) -> Response:
-        """What all replicas say about themselves as one; a refusal of one of them is the refusal of all."""
+        """Merged answers of all replicas about themselves; a refusal of one is the refusal of all."""
 
         async def said(replica: Replica) -> tuple[ReplicaAnswer, bytes] | None:
             try:

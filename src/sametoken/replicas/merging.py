@@ -15,7 +15,7 @@ LABEL = "replica"
 
 
 class ReplicaState(NamedTuple):
-    """What the front knows of a replica.
+    """State of a replica in the front.
 
     Attributes:
         status: "ready", "starting" or "ended". `restarts`: since the server began.
@@ -54,10 +54,10 @@ class _Merged(Collector):
 
 
 def metrics(states: Iterable[ReplicaState], texts: Mapping[int, str]) -> bytes:
-    """What Prometheus reads.
+    """Metrics text for Prometheus.
 
     Args:
-        texts: what replicas say, by number.
+        texts: metrics of the replicas, by number.
     """
     registry = CollectorRegistry()
     registry.register(_Merged(states, texts))

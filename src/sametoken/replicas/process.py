@@ -28,7 +28,7 @@ CLOSE_S = 2.0  # that a process has to end when the front has let go of it
 
 
 class Work(NamedTuple):
-    """What a new process is to do.
+    """Task of a new process.
 
     Attributes:
         open: makes the engine of the replica with this number; pickled by its name.
@@ -133,7 +133,7 @@ class Replica:
         return ReplicaState(self.number, self.status, self.restarts, self.sequences)
 
     def candidate(self, prompt: RoutedPrompt) -> Candidate:
-        """What routing compares."""
+        """Facts of this replica that routing compares."""
         known = self._memory.known(prompt.blocks)
         return Candidate(self.number, self.sequences, self.unread, known, len(self._memory))
 
@@ -148,7 +148,7 @@ class Replica:
 
 
 class OpenRequest:
-    """What a replica has to do for one request, which is part of its load."""
+    """Work of a replica for one request, which is part of its load."""
 
     def __init__(self, replica: Replica, sequences: int, unread: int) -> None:
         self._replica, self._sequences, self._unread = replica, sequences, unread

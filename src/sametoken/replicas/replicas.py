@@ -103,7 +103,7 @@ class Replicas:
             LOG.info("replica %d is ready again", replica.number)
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Lets all replicas finish their open requests and end; in a hurry they end these with an error.
+        """Wait until all replicas have finished their open requests and ended; in a hurry they end these with an error.
 
         Those that do not end at all are killed.
         """

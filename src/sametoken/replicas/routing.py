@@ -20,7 +20,7 @@ MOST_SEQUENCES = 1024
 
 
 class RoutedPrompt(NamedTuple):
-    """What routing knows of a request.
+    """Facts of a request for routing.
 
     Attributes:
         blocks: a hash for each whole block of the prompt, of everything up to its end.
@@ -92,7 +92,7 @@ class PrefixMemory:
 
 
 def prompt_of(body: bytes) -> RoutedPrompt:
-    """What routing needs of the body of a request; of one that cannot be read, only its size."""
+    """Facts for routing from the body of a request; for an unreadable body, its size only."""
     try:
         given = json.loads(body)
         if not isinstance(given, dict):

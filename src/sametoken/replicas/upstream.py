@@ -61,7 +61,7 @@ class ReplicaAnswer:
             await self._more()
 
     async def part(self) -> bytes:
-        """What came of the body since the last part, b"" at its end. Raises ReplicaLostError."""
+        """Bytes of the body received since the last part, b"" at its end. Raises ReplicaLostError."""
         while not self._parts and not self.complete:
             await self._more()
         part = b"".join(self._parts)

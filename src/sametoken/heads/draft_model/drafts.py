@@ -1,4 +1,4 @@
-"""How a draft model is served: a decoder of its own, with its keys and values in the target's pages."""
+"""Serving of a draft model: a decoder of its own, with its keys and values in the target's pages."""
 
 from __future__ import annotations
 

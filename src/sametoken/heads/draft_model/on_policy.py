@@ -47,7 +47,7 @@ def rewrite(decoder: Decoder, batch: Batch, share: float, stops: Sequence[int]) 
 
 
 def _answer(mask: Tensor) -> tuple[int, int]:
-    """Where the last masked stretch begins and ends; (0, 0) if there is none."""
+    """Begin and end of the last masked stretch; (0, 0) if there is none."""
     places = mask.nonzero().squeeze(1)
     if not len(places):
         return 0, 0

@@ -1,4 +1,4 @@
-"""How draft models are trained: their options."""
+"""Options for the training of draft models."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sametoken.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """What an EAGLE head computes.
+    """Architecture facts of an EAGLE head.
 
     Attributes:
         layers: the draft's own blocks, rotation and context; its `hidden_size` is the draft's, its `vocab_size` and
@@ -78,12 +78,12 @@ class EagleConfig:
 
     @property
     def reads_last_state(self) -> bool:
-        """Whether it reads the target's last hidden state, after the final norm, instead of taps."""
+        """True if it reads the target's last hidden state, after the final norm, instead of taps."""
         return self.version == 1
 
     @property
     def recycles_normed(self) -> bool:
-        """Whether the next step reads the state after the last norm, as an output head does."""
+        """True if the next step reads the state after the last norm, as an output head does."""
         return self.norm_output or self.reads_last_state
 
     @property

@@ -50,7 +50,7 @@ class EagleGuesser:
         return self.head.fuse(features) if self._native is None else self._native.fuse(features)
 
     def _normed(self, features: Tensor) -> Tensor:  # [R, W] -> [R, W]
-        """What slots read of the target: EAGLE-1 what its output layer reads, EAGLE-3 the taps as they are."""
+        """Input of slots from the target: for EAGLE-1 the normed last state, for EAGLE-3 the taps unchanged."""
         normed: Tensor = self.target.norm(features) if self.head.config.reads_last_state else features
         return normed
 

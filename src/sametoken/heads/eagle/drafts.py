@@ -1,4 +1,4 @@
-"""What EAGLE heads of all versions do: recognise, fill, build. Their kinds add what differs."""
+"""Common methods of EAGLE heads of all versions: recognise, fill, build. Their kinds add the differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `sametoken doctor` tells of EAGLE heads: their facts in words, and what may cost acceptance."""
+"""Report of `sametoken doctor` about EAGLE heads: their facts in words, and warnings about lost acceptance."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def facts_of(config: EagleConfig, target: ModelConfig, reads: str) -> dict[str, 
 
 
 def warnings(head: EagleHead, target: ModelConfig) -> Iterator[str]:
-    """What the files are sure of and may still cost acceptance."""
+    """Warnings about facts that are certain from the files and may cost acceptance."""
     context = head.config.layers.rope.max_position
     if context < target.rope.max_position:
         yield (

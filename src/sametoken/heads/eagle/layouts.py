@@ -1,4 +1,4 @@
-"""What EAGLE heads of all versions write: the fields of their blocks in config.json, tables of refusals, advice."""
+"""Common export of EAGLE heads of all versions: fields of their blocks in config.json, tables of refusals, advice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def reasons(table: Table, layout: str) -> list[str]:
 
 
 def how_to_serve(config: EagleConfig, layout: str) -> tuple[str, ...]:
-    """What to give vLLM or SGLang beside the head, one sentence each."""
+    """Advice for serving the head with vLLM or SGLang, one sentence each."""
     if layout == "vllm":
         spec = f'{{"method": "{config.kind}", "model": "DIR", "num_speculative_tokens": {PROPOSED}}}'
         return (f"serve it with vllm serve TARGET --speculative-config '{spec}'",)

@@ -97,7 +97,7 @@ class EagleModelOptNames(ModelOptNames):
         )
 
     def _check_version(self, architecture: Mapping[str, Any]) -> None:
-        """What belongs to one version of EAGLE only."""
+        """Raise ConfigError for settings that belong to another version of EAGLE."""
         if architecture.get("use_aux_hidden_state", self._taps) != self._taps:
             raise ConfigError(
                 f"use_aux_hidden_state is {not self._taps}, but mode eagle3 reads several layers and eagle1 one"

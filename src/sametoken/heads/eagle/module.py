@@ -114,16 +114,16 @@ class EagleHead(Head):
         return x
 
     def recycle(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """What the next step reads in place of a feature."""
+        """Hidden input of the next step in place of a feature."""
         return self.normed(output) if self.recycles_normed else output
 
     @property
     def recycles_normed(self) -> bool:
-        """Whether the next step reads what an output head reads."""
+        """True if the next step reads the input of the output head."""
         return self.config.recycles_normed
 
     def normed(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """What an output head reads."""
+        """Input of the output head."""
         return output if self.norm is None else self.norm(output)
 
     def logits(self, output: Tensor) -> Tensor:  # [T, H] -> [T, Vd]

@@ -1,4 +1,4 @@
-"""Where each tensor of an EAGLE head belongs, in every producer's spelling, and what it is called when it is written.
+"""Names of the tensors of an EAGLE head: their places, in every producer's spelling, and the names in written files.
 
 Sources: SafeAILab/EAGLE, SpecForge, Model-Optimizer, speculators, SGLang.
 """

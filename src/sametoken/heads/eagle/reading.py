@@ -1,4 +1,4 @@
-"""What config.json and the tensors of a head say it computes, for every producer, and what had to be assumed.
+"""Architecture of a head from config.json and its tensors, for every producer, and the assumptions made.
 
 A part is there if its tensor is; a flag of config.json that says otherwise is an error. Flags without a tensor
 (`norm_before_residual`, `norm_output`) are read as vLLM and SGLang read them.
@@ -45,18 +45,18 @@ class EagleReader(ABC):
 
     @abstractmethod
     def draft_vocabulary(self, rows: int) -> int:
-        """How many tokens it can guess, its output layer having so many rows."""
+        """Number of tokens that it can guess, from the rows of its output layer."""
 
     @abstractmethod
     def fused(self, width: int) -> tuple[bool, str]:
-        """Whether `fc` may read so many numbers, and how many were expected."""
+        """Check of the number of inputs of `fc`: true if it fits, and the expected numbers."""
 
     def narrow(self) -> bool:
-        """Whether it may be of another width than the target."""
+        """True if its width may differ from the target's."""
         return False
 
     def config(self) -> EagleConfig:
-        """What the head computes; `notes` then holds what had to be assumed."""
+        """Architecture facts of the head; `notes` then has the assumptions."""
         self._refuse()
         self._check_declared()
         layers = self._layers()
@@ -111,7 +111,7 @@ class EagleReader(ABC):
         return next(iter(values), None)
 
     def part(self, tensor: str, name: str | None) -> bool:
-        """Whether a part is there, which config.json may not deny."""
+        """True if a part is there; raises if config.json denies it."""
         present, stated = tensor in self.shapes, self.flag(name) if name else None
         if stated is not None and stated != present:
             raise CheckpointError(
@@ -183,7 +183,7 @@ class EagleReader(ABC):
         )
 
     def part_of_blocks(self, tensor: str, asked: Any = None) -> bool:
-        """Whether blocks have a part that config.json may ask for."""
+        """True if the blocks have a part that config.json may require."""
         present = f"layers.0.{tensor}" in self.shapes
         if asked is True and not present:
             raise CheckpointError(
@@ -212,7 +212,7 @@ class EagleReader(ABC):
         return shape[1]
 
     def _draft_vocabulary(self) -> int:
-        """How many tokens it can guess."""
+        """Number of tokens that it can guess."""
         rows = self.shapes["lm_head.weight"][0] if self.has("lm_head") else self.target.vocab_size
         size = self.draft_vocabulary(rows)
         if size > self.target.vocab_size:

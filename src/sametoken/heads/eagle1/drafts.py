@@ -42,7 +42,7 @@ class Eagle1(Eagle):
 
 
 class Eagle1Reader(EagleReader):
-    """What is particular to the files of EAGLE-1."""
+    """Reader of the particulars of EAGLE-1 files."""
 
     version = 1
     built = "have no hidden_norm, which is how EAGLE-1 and EAGLE-2 are built"

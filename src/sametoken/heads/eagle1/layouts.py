@@ -1,4 +1,4 @@
-"""How an EAGLE-1 head is written for each engine: config.json, the tensors, and what an engine cannot compute."""
+"""Export of an EAGLE-1 head for each engine: config.json, the tensors, and features that an engine lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How EAGLE-1 heads are trained: their options."""
+"""Options for the training of EAGLE-1 heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How an EAGLE-3 head is written for each engine: config.json, tensor names, and what an engine cannot compute."""
+"""Export of an EAGLE-3 head for each engine: config.json, tensor names, and features that an engine lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to the files of EAGLE-3: taps, a draft vocabulary, norms that flags name."""
+"""Particulars of EAGLE-3 files: taps, a draft vocabulary, norms that flags name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How EAGLE-3 heads are trained: their options and defaults."""
+"""Options and defaults for the training of EAGLE-3 heads."""
 
 from __future__ import annotations
 

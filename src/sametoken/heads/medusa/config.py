@@ -9,7 +9,7 @@ from sametoken.heads.checks import check
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """What Medusa heads compute: guesses of the tokens after the target's own next one.
+    """Architecture facts of Medusa heads: guesses of the tokens after the target's own next one.
 
     Attributes:
         num_heads: tokens guessed; head i guesses the token i + 2 places after the one it reads.

@@ -27,7 +27,7 @@ Path = tuple[int, ...]
 
 
 class Shape(NamedTuple):
-    """What is known of a tree before its tokens are.
+    """Shape of a tree, without its tokens.
 
     Attributes:
         ranks: how many tokens each level takes of its head.

@@ -1,4 +1,4 @@
-"""How Medusa heads are written for each engine, and what an engine cannot compute."""
+"""Export of Medusa heads for each engine, and features that an engine lacks."""
 
 from __future__ import annotations
 

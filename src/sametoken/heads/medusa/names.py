@@ -1,4 +1,4 @@
-"""Where each tensor of Medusa heads belongs, in every producer's spelling, and what it is called when it is written.
+"""Names of the tensors of Medusa heads: their places, in every producer's spelling, and the names in written files.
 
 Sources: FasterDecoding/Medusa, vLLM.
 """

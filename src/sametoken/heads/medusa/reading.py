@@ -1,4 +1,4 @@
-"""What config.json and the tensors of Medusa heads say they compute, for every producer.
+"""Architecture of Medusa heads from config.json and their tensors, for every producer.
 
 FasterDecoding and vLLM write the heads alone, Model-Optimizer inside the checkpoint of the whole model.
 """
@@ -18,7 +18,7 @@ from sametoken.model.config import ModelConfig
 
 
 def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, str, tuple[str, ...]]:
-    """What Medusa heads compute: their number and depth are counted in the tensors and compared with config.json."""
+    """Describe Medusa heads: their number and depth are counted in the tensors and compared with config.json."""
     places = {place: seen for name, seen in files.seen.items() if (place := medusa_place(name)) is not None}
     heads = 1 + max(int(place.split(".")[1]) for place in places)
     blocks = [int(place.split(".")[3]) for place in places if ".blocks." in place]
@@ -61,7 +61,7 @@ def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, st
 
 
 def is_vllm_medusa(files: Files) -> bool:
-    """Whether tensors are named as vLLM has them, whose blocks may lack a bias."""
+    """True if tensors have vLLM's names, whose blocks may lack a bias."""
     return any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in files.seen)
 
 

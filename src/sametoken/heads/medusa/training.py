@@ -1,4 +1,4 @@
-"""How Medusa heads are trained: their options."""
+"""Options for the training of Medusa heads."""
 
 from __future__ import annotations
 
