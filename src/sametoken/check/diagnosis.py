@@ -1,4 +1,4 @@
-"""What `sametoken doctor` finds out: facts of a head from its files, and how much of it a target accepts.
+"""Diagnosis of `sametoken doctor`: facts of a head from its files, and its acceptance with a target.
 
 Where files may mean other layers than was assumed, both readings are run, since only acceptance can tell them apart.
 """
@@ -28,7 +28,7 @@ CLEARLY = 1.05  # another reading must accept so many times the tokens to be cal
 
 
 class ReadingResult(NamedTuple):
-    """How much of a head's guesses a target accepted, over all prompts.
+    """Acceptance of a head's guesses by a target, over all prompts.
 
     Attributes:
         length: tokens emitted per target forward, the bonus token included.
@@ -43,7 +43,7 @@ class ReadingResult(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """How acceptance is measured.
+    """Settings of a measurement of acceptance.
 
     Attributes:
         target: its name, and `shape` what it is.
@@ -60,7 +60,7 @@ class Trial(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the files say.
+    """Description of a head from its files.
 
     Attributes:
         facts: name and value in words, in the order to show them.
@@ -143,7 +143,7 @@ def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> Reading
 
 
 def advise(acceptance: Sequence[ReadingResult]) -> str | None:
-    """What the readings' acceptance says of the layers that are meant; None where there was one reading."""
+    """Advice about the head's layers from the acceptance of the readings; None for a single reading."""
     if len(acceptance) < 2:
         return None
     chosen, other = acceptance[:2]

@@ -1,4 +1,4 @@
-"""What a step of latent attention holds at its peak, counted tensor by tensor as `model.latent` and `attention` do.
+"""Peak memory of a step of latent attention, counted tensor by tensor as `model.latent` and `attention` do.
 
 Torch computes it, with a mask for each query head and copies of the queries, which are as wide as what is cached.
 """

@@ -1,4 +1,4 @@
-"""What this machine computes with: processor, compiled kernels, torch, memory, the Hub's cache, drafters, versions."""
+"""Facts of this machine: processor, compiled kernels, torch, memory, the Hub's cache, drafters, versions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Machine:
         return asdict(self)
 
     def rows(self) -> dict[str, str]:
-        """The same for people, by the name of each line."""
+        """Facts for people, by the name of each line."""
         kernels = self.kernels or f"none: {self.kernels_missing}; torch computes alone, which is slower"
         found = {
             "processor": f"{self.processor}, {self.cores} cores, {self.platform}",

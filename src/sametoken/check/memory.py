@@ -1,4 +1,4 @@
-"""How much memory a model will take: weights, cache and activations, computed before anything is loaded.
+"""Memory that a model will need: weights, cache and activations, computed before loading.
 
 Weights come from `checkpoint.planned`, which fills modules as the loader does, and pages from `engine.pages`, which the
 engine plans with. Only activations are estimated, from the shapes of one step.
@@ -42,7 +42,7 @@ QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")
 
 
 class EngineSettings(NamedTuple):
-    """How an engine is to be built."""
+    """Settings of an engine to be built."""
 
     engine: EngineConfig
     cache: KVCacheConfig
@@ -64,7 +64,7 @@ class _Plan(NamedTuple):
 
 
 def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory: int | None = None) -> MemoryForecast:
-    """What serving a model will take; reads headers alone.
+    """Forecast the memory of serving a model; reads only headers.
 
     Args:
         target, draft: directories; the draft may be a head.

@@ -1,4 +1,4 @@
-"""What is said of the memory that a model will take: the documented object of `sametoken doctor MODEL --json`."""
+"""Report of the memory that a model will need: the documented object of `sametoken doctor MODEL --json`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Remedy:
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """What a model, its draft and a batch take; bytes unless said.
+    """Memory of a model, its draft and a batch; in bytes unless stated.
 
     Attributes:
         device: type of device. `memory`: what new tensors may take there, or the limit that was given.

@@ -51,7 +51,7 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a case showed.
+    """Result of a case.
 
     Attributes:
         tokens: how many were compared.

@@ -49,7 +49,7 @@ class Race(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What one race, or all of them together, showed of one engine's drafts; speeds are in tokens per second."""
+    """Result of one engine's drafts in one race, or in all of them together; speeds are in tokens per second."""
 
     method: str
     tokens: int
@@ -124,7 +124,7 @@ def score(races: Iterable[Race]) -> list[Score]:
 
 
 def pieces(llm: LLM, completion: Completion, params: SamplingParams) -> list[str]:
-    """What each token of a completion added to its text; a mark, such as the end of a turn, is shown as a new line."""
+    """Text that each token of a completion adds; a mark, such as the end of a turn, is shown as a new line."""
     detokenizer = Detokenizer(llm.tokenizer, completion.prompt_token_ids, params)
     found: list[str] = []
     for token in completion.token_ids:

@@ -1,4 +1,4 @@
-"""What a running server's metrics say about its speculation: figures between two readings, a verdict, and advice.
+"""Speculation of a running server by its metrics: figures between two readings, a verdict, and advice.
 
 Numbers in, findings out: `scrapes` reads the metrics, and `commands.doctor_server` asks the server.
 """
@@ -21,7 +21,7 @@ LONG_PROMPT, SHORT_LENGTH = 4096, 1.5  # tokens of a prompt, and tokens per forw
 
 @dataclass(frozen=True)
 class ServerFindings:
-    """What is known of a server's speculation.
+    """Findings about a server's speculation.
 
     Attributes:
         server: which one, with its version. `method`: who drafts, "" if nobody is known to.
@@ -159,7 +159,7 @@ def _verdict(found: ServerFindings, whole: Counters, adaptive: bool) -> tuple[st
 
 
 def _advice(found: ServerFindings, names: Names) -> Iterator[str]:
-    """What to change, the most likely cause first."""
+    """Advice on changes, for the most likely cause first."""
     first, rows = (found.positions or (None,))[0], found.running * (1 + found.draft_len)
     if (first is not None and first < RARE_FIRST) or (found.positions == () and 0 < found.acceptance_length < NEAR_ONE):
         seen = (

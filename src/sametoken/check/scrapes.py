@@ -1,4 +1,4 @@
-"""What is read of a running server's metrics: the names that sametoken, vLLM and SGLang use, and their counters.
+"""Reader of a running server's metrics: the names in sametoken, vLLM and SGLang, and their counters.
 
 Text in, numbers out; `remote` says what they mean.
 """
@@ -17,7 +17,7 @@ Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
 
 class Names(NamedTuple):
-    """What a server calls what is read of it, without its prefix; "" for what it does not have."""
+    """Names of metrics of a server, without its prefix; "" for those that it lacks."""
 
     server: str
     prefix: str
@@ -100,7 +100,7 @@ class Counters(NamedTuple):
     plain: dict[str, float]
 
     def since(self, before: Counters) -> Counters:
-        """What was added after `before`.
+        """Difference to an earlier reading.
 
         Raises:
             SametokenError: a counter went back.

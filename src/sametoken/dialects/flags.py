@@ -122,7 +122,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(dict(_flags()))
 
 
 def read_flags(given: Mapping[str, Any]) -> Translation:
-    """What those options say that were given, by their names.
+    """Translate the given options, by their names.
 
     Raises:
         ConfigError: a value is not possible here, or two options contradict each other.

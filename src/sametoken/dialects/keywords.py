@@ -63,7 +63,7 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
 
 
 def _is_theirs(name: str, value: Any) -> bool:
-    """Whether a keyword that both have has a value that only vLLM has, such as dtype="half"."""
+    """True if a keyword that both have has a value that only vLLM has, such as dtype="half"."""
     hint = OPTIONS[name].field.annotation
     return name in ROWS and get_origin(hint) is Literal and value not in get_args(hint)
 
@@ -82,7 +82,7 @@ def _take(name: str, value: Any, passage: Passage) -> None:
 
 
 def _settings(passage: Passage, origin: str) -> Translation:
-    """What the words of a passage set here; takes them out of it."""
+    """Settings from the words of a passage; removes these words from it."""
     result = Translation()
     for option, stated in _pairs(passage.words):
         if option == "speculative_config":

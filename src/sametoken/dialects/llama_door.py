@@ -50,7 +50,7 @@ DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # ours
 
 
 def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
-    """What llama-server's command line and variables come to.
+    """Translate llama-server's command line and variables.
 
     Raises:
         ConfigError: an option would change texts or what is served, or its value makes no sense.

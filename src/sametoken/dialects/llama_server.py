@@ -32,7 +32,7 @@ def spec_type(stated: str) -> str:
 
 
 def reasoning(stated: str) -> str:
-    """How replies have the reasoning; raises `ValueError` for a way that is not ours."""
+    """Format of the reasoning in replies; raises `ValueError` for one that is not ours."""
     if stated not in REASONING:
         raise ValueError(f"expected one of {', '.join(REASONING)}")
     return REASONING[stated]

@@ -39,7 +39,7 @@ class PeerOption(NamedTuple):
     what: str
 
     def negates(self, spelling: str) -> bool:
-        """Whether a spelling of a switch turns it off."""
+        """True if a spelling of a switch turns it off."""
         first, word = self.names[0].lstrip("-"), spelling.lstrip("-").replace("_", "-")
         if self.value or word == first:
             return False
@@ -57,7 +57,7 @@ Rule = Callable[["Passage", str, str], None]  # reads a value and the spelling b
 
 @dataclass
 class Passage:
-    """What a peer's command line comes to.
+    """Translation of a peer's command line.
 
     Attributes:
         words: after `sametoken serve`. `env`: variables that the process needs.
@@ -75,7 +75,7 @@ class Passage:
     drafts: dict[str, Any] = field(default_factory=dict)
 
     def set(self, name: str, *values: str) -> None:
-        """Gives an option of ours."""
+        """Set an option of ours."""
         self.words += [f"{name}={values[0]}"] if values and values[0].startswith("-") else [name, *values]
 
     def finish(self) -> None:
@@ -178,7 +178,7 @@ def _put(into: dict[str, Any], keys: Sequence[str], stated: str) -> None:
 
 
 def _of_environment(row: PeerOption, environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """What the environment says of an option."""
+    """Value of an option in the environment."""
     stated = environ.get(row.env, "")
     if row.value and stated:
         yield row.names[0], [stated]

@@ -1,4 +1,4 @@
-"""What may become of a key of another server's configuration: it sets an option of ours, has no effect, or is refused.
+"""Rules for keys of another server's configuration: a key sets an option of ours, has no effect, or is refused.
 
 A table gives each key one rule; a reason stands before all keys that it holds for.
 """
@@ -100,7 +100,7 @@ def spelled(name: str) -> str:
 
 
 def described(rule: Rule, mark: str = "") -> str:
-    """What becomes of a key, in words; `mark` stands around options and values."""
+    """Effect of a key, in words; `mark` stands around options and values."""
     match rule:
         case Sets(setting, _, note):
             return f"sets {mark}{spelled(setting)}{mark}" + (f"; {note}" if note else "")
@@ -121,7 +121,7 @@ class Given(NamedTuple):
 
 @dataclass
 class Translation:
-    """What a configuration comes to here: values by the names of our options, and what has no effect and why."""
+    """Translation of a configuration: values by the names of our options, and keys without effect, with the reason."""
 
     settings: dict[str, Given] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -170,7 +170,7 @@ def translate(
 
 
 def apply(rule: Rule, value: Any, origin: str) -> Translation:
-    """What one key with one value comes to; raises `ConfigError` where the value is not possible here."""
+    """Apply the rule of one key to a value; raises `ConfigError` if the value is not possible here."""
     result = Translation()
     if isinstance(rule, Group):
         said = rule.present

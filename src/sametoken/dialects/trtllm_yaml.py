@@ -30,7 +30,7 @@ class _Once(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_file(path: str) -> tuple[Translation, Translation]:
-    """What a file says about drafts, and about everything else.
+    """Translate a file: its settings of drafts, and all others.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is not possible here.
@@ -44,7 +44,7 @@ def read_file(path: str) -> tuple[Translation, Translation]:
 
 
 def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
-    """The same for the text of a file that is called `name`."""
+    """Translate the text of a file that is called `name`."""
     try:
         stated = yaml.load(text, _Once)
     except ConfigError as error:

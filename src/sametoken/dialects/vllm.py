@@ -91,7 +91,7 @@ OF_METHODS: dict[str, Table] = {
 
 
 def read_json(text: str, origin: str = OPTION) -> Translation:
-    """What the value of `--speculative-config` says.
+    """Translate the value of `--speculative-config`.
 
     Args:
         origin: what the value was given as.

@@ -42,7 +42,7 @@ ONLY_FALSE = ("disable_any_whitespace", "disable_additional_properties")
 
 
 def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
-    """What the command line of `vllm serve` and its variables come to.
+    """Translate the command line of `vllm serve` and its variables.
 
     Raises:
         ConfigError: an option would change texts or what is served, or its value makes no sense.

@@ -201,9 +201,9 @@ def follow(place: RankPlace) -> int:
 
 
 def _said_by_rank_0(group: RankGroup) -> bool:
-    """Whether rank 0, which knows why this rank ends, has ended with a message of its own; waits for it.
+    """Wait until rank 0, which prints the reason, has ended; return True if it ended with a message of its own.
 
-    A rank that ended sooner might make its launcher kill rank 0 before it has said anything.
+    A rank that ended sooner might make its launcher kill rank 0 before its message.
     """
     try:
         group.hear(ENDED, 0, REPEAT_S)

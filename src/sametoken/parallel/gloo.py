@@ -1,4 +1,4 @@
-"""What ranks exchange over the network: messages of rank 0, sums in the order of the ranks, columns of logits.
+"""Exchange between ranks over the network: messages of rank 0, sums in the order of the ranks, columns of logits.
 
 Everything goes over torch.distributed (gloo). A call that fails, or that waits for a rank that is gone, raises
 RuntimeError.
@@ -31,11 +31,11 @@ INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as t
 
 
 class Transport(Protocol):
-    """How the ranks of one target reach each other."""
+    """Transport by which the ranks of one target reach each other."""
 
     @property
     def native(self) -> NativeExchange | None:
-        """What compiled code calls, None for nothing."""
+        """Functions that compiled code calls, None for none."""
         ...
 
     def send(self, data: Tensor) -> None:
@@ -127,6 +127,6 @@ class Gloo:
 
 
 def first_line(error: Exception) -> str:
-    """What torch says, without the place in its sources and without advice for its authors."""
+    """First line of torch's error message, without source positions and advice for developers."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return re.sub(r"^\[[^]]*\] ", "", line).partition(". ")[0]

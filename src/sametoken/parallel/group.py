@@ -1,4 +1,5 @@
-"""What the ranks of one target exchange: what rank 0 sends, what all sum, and the failure that ends all of them.
+"""Communication of the ranks of one target: messages of rank 0, sums over all ranks, and the failure that ends them
+all.
 
 A sum is made of the parts of all ranks, added in the order of the ranks: a number depends on its own parts alone, not
 on how many rows stand beside it. Source of the pattern: Megatron-LM.
@@ -60,12 +61,12 @@ class RankGroup(Meeting):
 
     @property
     def connected(self) -> bool:
-        """Whether all ranks have come."""
+        """True if all ranks have connected."""
         return self._gloo is not None
 
     @property
     def transport(self) -> Transport:
-        """How the ranks exchange what they compute, once they are connected."""
+        """Transport of the ranks' results, once they are connected."""
         found = self._memory or self._gloo
         assert found is not None
         return found
@@ -137,7 +138,7 @@ class RankGroup(Meeting):
             raise self.failure
 
     def receive(self) -> Any:
-        """What rank 0 sends next; waits for it. Raises EngineError if a rank is gone."""
+        """Wait for the next message of rank 0. Raises EngineError if a rank is gone."""
         self._collective(lambda way: way.send(self._small))
         size = int(self._small[:HEADER].clone().view(torch.int64))
         data = self._small[HEADER : HEADER + size]
@@ -240,7 +241,7 @@ class RankGroup(Meeting):
                 way.stop(hangs=hangs)
 
     def close(self) -> None:
-        """Lets go of the others and of the connections; what the others send is not waited for.
+        """Close the connections to the other ranks, without waiting for their messages.
 
         Threads of torch that are there when the interpreter ends would abort the process.
         """

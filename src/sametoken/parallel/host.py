@@ -1,4 +1,4 @@
-"""What a rank's own host has: cores that it may use, its sockets, and addresses by which ranks reach each other."""
+"""Facts of a rank's own host: cores that it may use, its sockets, and addresses by which ranks reach each other."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def own_cores() -> list[Any]:
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Lets every thread of this process, and those that it will start, compute on these cores alone."""
+    """Restrict all threads of this process, and those that it starts later, to these cores."""
     for thread in map(int, os.listdir("/proc/self/task")):
         with suppress(ProcessLookupError):  # it has just ended
             os.sched_setaffinity(thread, cores)
 
 
 def shares_cores(own: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two ranks, see `own_cores`, are on one host and may use the same core."""
+    """True if two ranks, see `own_cores`, are on one host and may use a common core."""
     return bool(own[0] == other[0] and (not own[1] or not {*own[1]}.isdisjoint(other[1])))
 
 

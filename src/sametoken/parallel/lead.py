@@ -66,7 +66,7 @@ class Lead:
             LOG.warning(words)
 
     def load(self, models: Models, digests: Sequence[str]) -> None:
-        """Tells the others what to load, and makes sure that it is the same there.
+        """Send the models to load to the other ranks, and check that their files are equal.
 
         Args:
             digests: of the models' files here.
@@ -133,7 +133,9 @@ def _lost(processes: Mapping[int, subprocess.Popen[bytes]]) -> str | None:
 def _close(
     group: RankGroup, processes: Mapping[int, subprocess.Popen[bytes]], turn: threading.Lock, threads: int
 ) -> None:
-    """Lets the other ranks end, ends those that this process started and that do not, and takes their threads back."""
+    """End the other ranks, kill those that this process started and that do not end, and restore this process's
+    threads.
+    """
     idle = turn.acquire(timeout=TURN_S)
     if idle and group.failure is None and group.connected:
         group.lost = lambda: None  # they end because they were told to

@@ -1,4 +1,4 @@
-"""How ranks find each other, make sure that they belong together, and say what is rare: through a store.
+"""Store through which ranks find each other, check that they belong together, and exchange rare messages.
 
 The store is in rank 0's process or in its launcher's.
 """
@@ -81,7 +81,7 @@ class Meeting:
             ) from error
 
     def _introduce(self) -> None:
-        """Tells the others what this rank is, and hears what they are."""
+        """Publish the facts of this rank and read those of the others."""
         place, store = self.place, self._store
         if place.rank == 0:
             store.set("challenge/0", secrets.token_hex(16))
@@ -116,11 +116,11 @@ class Meeting:
     # What ranks say to each other beside forwards, which is rare.
 
     def say(self, key: str, text: str) -> None:
-        """Tells all ranks a text."""
+        """Publish a text under a key, for all ranks."""
         self._store.set(f"{key}/{self.place.rank}", text)
 
     def said(self, key: str) -> dict[int, str]:
-        """What ranks have said by now. Raises EngineError if rank 0 has ended and took the store with it."""
+        """Texts that ranks have published so far. Raises EngineError if rank 0 has ended and the store with it."""
         try:
             found = [rank for rank in range(self.place.size) if self._store.check([f"{key}/{rank}"])]
             return {rank: self._store.get(f"{key}/{rank}").decode() for rank in found}
@@ -132,7 +132,7 @@ class Meeting:
         return DIST.PrefixStore(name, self._store.clone())
 
     def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
-        """What a rank said; waits for it. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
+        """Wait for a rank's text. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
         self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")
         return str(self._store.get(f"{key}/{rank}").decode())
 
@@ -156,6 +156,6 @@ class Meeting:
 
 
 def facts() -> dict[str, str]:
-    """What all ranks must have alike."""
+    """Facts that must be equal on all ranks."""
     kernels = status().variant or "none"
     return {"sametoken": version("sametoken"), "torch": torch.__version__, "compiled kernels": kernels}

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: what to load, how large caches are, and what each forward reads. Plain data."""
+"""Messages of rank 0 to the other ranks: models to load, sizes of caches, inputs of each forward. Plain data."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Moved(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """What happened to the caches since the last message: nodes that were committed, then rows that have new pages."""
+    """Changes of the caches since the last message: nodes that were committed, then rows that have new pages."""
 
     moved: list[Moved]
     pages: dict[int, list[int]]
@@ -155,7 +155,7 @@ def unpacked(span: SpanOf) -> Span:
 
 
 def draws_of(sampling: Sampling) -> Draws:
-    """What a message says of rows that draw."""
+    """Message about the sampling of rows that draw."""
     truncation = sampling.truncation or Truncation(None, None, None)
     columns = sampling.seed, sampling.temperature, sampling.noise_scale, *truncation
     return Draws(*(None if column is None else column.flatten().tolist() for column in columns))

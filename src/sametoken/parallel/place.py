@@ -67,16 +67,16 @@ class RankPlace(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How much of a target all ranks of this host hold together."""
+        """Share of a target that all ranks of this host hold together."""
         return self.here / self.size
 
     @property
     def own_terminal(self) -> bool:
-        """Whether what it prints is seen elsewhere than rank 0's words: torchrun is started on each host by itself."""
+        """True if its output does not appear beside rank 0's: torchrun is started on each host separately."""
         return self.launcher == "torchrun" and self.here < self.size
 
     def bound(self, environment: Mapping[str, str], cores: int) -> str:
-        """What mpirun's binding costs a rank that may use so many cores, "" where it costs nothing."""
+        """Warning about mpirun's binding for a rank that may use `cores` cores, "" if the binding costs nothing."""
         if "OMPI_MCA_orte_bound_at_launch" not in environment or not 0 < cores * self.here < (os.cpu_count() or 1):
             return ""
         return (
@@ -86,7 +86,7 @@ class RankPlace(NamedTuple):
 
 
 def started(environment: Mapping[str, str]) -> int:
-    """How many processes torchrun, accelerate or mpirun started together, this one among them; 1 without them."""
+    """Number of processes that torchrun, accelerate or mpirun started together, this one included; 1 without them."""
     found = [_first(environment, each.size) for each in LAUNCHERS if each.name != "srun" and each.rank in environment]
     return (found[0] or 1) if found else 1
 

@@ -1,4 +1,4 @@
-"""What rank 0 sends before each computation of a model: the tokens and places that it reads, and what changed before.
+"""Messages of rank 0 before each computation of a model: its tokens and places, and the changes since the last one.
 
 Nothing else of the engine's state is in the other ranks, so that nothing can differ.
 """
@@ -20,7 +20,7 @@ from sametoken.speculation.rows import Sampling
 
 
 class Sending:
-    """What the models of rank 0 share: one of them computes at a time, and the ranks know one page table.
+    """Sender shared by the models of rank 0: one of them computes at a time, and the ranks have one page table.
 
     Attributes:
         turn: held while something is computed.
@@ -41,7 +41,7 @@ class Sending:
             raise self.group.failure or EngineError(words)
 
     def changes(self, table: PageTable, rows: Iterable[int]) -> Changes:
-        """What the others do not know yet of the caches, of `rows` that are computed now."""
+        """Changes of the caches that have not been sent yet, for `rows`, which are computed now."""
         pages = {row: list(table.owned(row)) for row in rows}
         changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
         self._pages.update(changed)

@@ -46,7 +46,7 @@ class SignsOfLife:
                 thread.join(BEAT_S)
 
     def _poll(self) -> None:
-        """Gives signs of life, and reads those of the others; waits where the store does not answer."""
+        """Publish signs of life and read those of the others; waits if the store does not answer."""
         names = [f"beat/{rank}" for rank in range(self._place.size)]
         while not self._ending.wait(BEAT_S):
             try:
