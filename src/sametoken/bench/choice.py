@@ -1,4 +1,4 @@
-"""Says in words what the controller chose in a cell, what that brought, and why steps had no draft."""
+"""Description of the controller's choices in a cell, of their gain, and of the reasons for steps without a draft."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compared(cell: Cell, best: Variant) -> list[str]:
 
 
 def choices(cell: Cell) -> list[str]:
-    """What it chose and how often, with the time and the tokens that decide whether a length pays."""
+    """Lines about its choices and their counts, with the time and the tokens that decide whether a length pays."""
     chosen = cell.chosen
     if chosen is None or not chosen.choices:
         return []

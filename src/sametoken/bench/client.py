@@ -19,7 +19,7 @@ NO_USAGE = "no usage in the stream"
 
 @dataclass
 class TimedAnswer:
-    """What came of a request.
+    """Answer to a request with its times.
 
     Attributes:
         due: when it was to be sent, on the clock of `time.perf_counter`.
@@ -56,7 +56,7 @@ class TimedAnswer:
 
     @property
     def counted(self) -> bool:
-        """Whether the server counted the tokens of every chunk."""
+        """True if the server counted the tokens of every chunk."""
         return bool(self.chunks) and all(count is not None for _, _, count in self.chunks)
 
     def emissions(self) -> list[tuple[float, int]]:

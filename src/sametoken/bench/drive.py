@@ -30,7 +30,7 @@ class TimedRequest(NamedTuple):
 
 @dataclass
 class TimedOutput:
-    """What came of a job.
+    """Output of a job with its times.
 
     Attributes:
         emissions: seconds since its arrival and how many tokens came then.
@@ -93,7 +93,7 @@ def forget(llm: LLM) -> None:
 
 
 def branch(llm: LLM, tree_top_k: int) -> None:
-    """Gives the levels of drafts so many branches, at most those that the engine was made with."""
+    """Set the number of branches of each level of drafts, at most that of the engine's settings."""
     stated = llm.speculative
     budget = stated.max_total_draft_tokens or stated.max_draft_len * tree_top_k
     for drafter in llm.engine.drafters.values():

@@ -1,4 +1,4 @@
-"""Where and with what a run was made: versions, commit, command, machine, and how busy that was."""
+"""Environment of a run: versions, commit, command, machine, and how busy that was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says in words and figures why a configuration is fast or slow, and what to set instead."""
+"""Explanation in words and figures why a configuration is fast or slow, with the options to change."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORTH_CHANGING = 1.03
 
 
 class Evidence(NamedTuple):
-    """What a finding looks at: the fastest fixed draft length of a cell beside plain decoding.
+    """Evidence for a finding: the fastest fixed draft length of a cell beside plain decoding.
 
     Attributes:
         step: its commonest decoding step. `others`: the run's cells, for comparison.
@@ -51,12 +51,12 @@ class Evidence(NamedTuple):
 
     @property
     def tokens_per_row(self) -> float:
-        """What a decoding step emits."""
+        """Tokens per row that a decoding step emits."""
         return 1 + sum(accepted_shares(self.best, self.cell.requests))
 
     @property
     def slowdown(self) -> float:
-        """How much longer a step takes than a plain one: the tokens per forward that break even."""
+        """Time of a step divided by that of a plain one: the tokens per forward that break even."""
         return self.step.seconds / self.plain.seconds
 
 
@@ -215,7 +215,9 @@ def _dear_verify(case: Evidence) -> str | None:
 
 
 def _verifyfactor(other: Cell, case: Evidence) -> float | None:
-    """The same for another batch of the same prompts and draft length."""
+    """Verification cost relative to a plain step, for another batch with the prompts and draft length of the case; None
+    if unknown.
+    """
     if other.texts != case.cell.texts:
         return None
     outlook = Outlook.of(other)
@@ -318,7 +320,7 @@ def _advice(case: Evidence, table: Sequence[Forecast]) -> str:
 
 
 def _explain_loads(loads: Sequence[Load]) -> str:
-    """Where on the load axis a server gains and where it loses."""
+    """Text on the loads at which a server gains and at which it loses."""
     compared = [load for load in loads if load.speed_up is not None]
     if not compared:
         raise ConfigError("this run has no baseline to explain a speed-up by; measure with --url and --baseline-url")

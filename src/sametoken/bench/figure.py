@@ -1,4 +1,4 @@
-"""How a figure looks: colours, title, what was measured where and when, legend; and the figure as SVG and as PNG."""
+"""Layout of a figure: colours, title, origin of the measurement, legend; and the figure as SVG and as PNG."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def per_token(emissions: Sequence[tuple[float, int]]) -> list[float]:
 
 
 def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
-    """What speculation did over requests together."""
+    """Acceptance over several requests together."""
     pooled = SpeculationStats.total(stats)
     return AcceptanceTable(
         rate=pooled.acceptance_rate,

@@ -40,7 +40,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _origin(runs: Sequence[Run]) -> str:
-    """What was measured, where and when: a line for each kind of run."""
+    """Origin of the measurements, with machine and date: a line for each kind of run."""
     lines = []
     for run in runs:
         draft = run.settings.get("draft")

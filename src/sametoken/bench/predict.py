@@ -1,4 +1,4 @@
-"""What other draft lengths would bring, from measured acceptance by position and measured costs of steps.
+"""Predicted speed of other draft lengths, from measured acceptance by position and measured costs of steps.
 
 tokens/s of a row = E[tokens per forward] / (draft(k) + verify(k) + host(k)). Costs between measured lengths lie on
 straight lines, beyond them on the line of the last two; positions beyond the longest draft are accepted as the last.
@@ -19,7 +19,7 @@ FARTHEST = 2  # times the longest measured draft, as far as straight lines are t
 
 
 class Forecast(NamedTuple):
-    """What a draft length brings, in decoding alone and with the prompts.
+    """Speed of a draft length, in decoding alone and with the prompts.
 
     Attributes:
         tokens_per_row: of one step. `step_s`: seconds of that step; `draft_s` of them go to drafting.
@@ -75,7 +75,7 @@ class Outlook:
         return draft + verify + host, draft
 
     def predict(self, draft_len: int) -> Forecast:
-        """What this draft length brings: measured, or else estimated."""
+        """Speed of this draft length: measured, or else estimated."""
         measured = {v.max_draft_len: v for v in self.cell.fixed if v.max_draft_len in self.costs}
         if variant := measured.get(draft_len):
             cost, tokens = self.costs[draft_len], 1 + sum(accepted_shares(variant, self.cell.requests))

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the types of its JSON, which `report` and `explain` read back checked.
+"""Record of a run: the types of its JSON, which `report` and `explain` read back checked.
 
 All times are in seconds; all shares and rates are in 0 .. 1.
 """
@@ -134,7 +134,7 @@ class Mismatch:
 
 @dataclass(frozen=True, config=STRICT)
 class Environment:
-    """Where a run took place.
+    """Environment in which a run took place.
 
     Attributes:
         load_before, load_after: load averages of the machine, which show who else was at work.
@@ -161,7 +161,7 @@ class Environment:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes were at work on the machine, so that the measured times include their work."""
+        """True if other processes were busy on the machine, so that the measured times include their work."""
         return self.threads is not None and self.load > self.threads + FOREIGN_LOAD
 
 
@@ -235,7 +235,7 @@ def _read_run(file: Path) -> Run:
 
 
 def _damage(problem: Mapping[str, Any]) -> str:
-    """What is wrong with a file, from an entry of `ValidationError.errors()`."""
+    """Error in a file, from an entry of `ValidationError.errors()`."""
     where = ".".join(map(str, problem["loc"]))
     match problem["type"]:
         case "json_invalid":

@@ -23,7 +23,7 @@ WARM_UP_TOKENS = 8
 
 
 class DraftShape(NamedTuple):
-    """How one variant of a cell drafts: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`.
+    """Drafting of one variant of a cell: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`.
 
     Attributes:
         tree_top_k: branches of each level; 1 is a chain.
@@ -40,7 +40,7 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is varied, and what is common to all cells.
+    """Varied settings, and settings common to all cells.
 
     Attributes:
         draft_lens: longest drafts that are compared with plain decoding.
@@ -71,14 +71,14 @@ class Grid:
         return [DraftShape(0, False, fewest), *fixed, *controller]  # what steps cost is measured in the first one
 
     def takes(self, workloads: int) -> int:
-        """How often all requests of a cell are run, which is what progress counts."""
+        """Number of times that all requests of a cell are run, the unit of progress."""
         cells = workloads * len(self.batches) * len(self.prompt_lens) * len(self.temperatures)
         return cells * self.repeat * len(self.drafts)
 
 
 @dataclass(slots=True)
 class GridResult:
-    """What a run has found.
+    """Result of a run.
 
     Attributes:
         cells: of all whole rounds.

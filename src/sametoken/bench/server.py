@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What is asked of the servers.
+    """Requests to the servers.
 
     Attributes:
         model: its name there; None is the first that a server lists.
@@ -76,7 +76,7 @@ class Visit:
         return [*(("closed", float(c)) for c in self.closed), *(("open", rate) for rate in self.rates)]
 
     def takes(self, workloads: int) -> int:
-        """How many rounds there are in all, which is what progress counts."""
+        """Number of rounds in all, the unit of progress."""
         return workloads * len(self.temperatures) * len(self.levels) * self.repeat * len(self.target.urls)
 
 
@@ -255,7 +255,9 @@ class _Place:
         )
 
     def _cost(self, taken: Round) -> float:
-        """What a speed-up compares: seconds per token, or mean latency where arrivals set the token rate."""
+        """Quantity that a speed-up compares: seconds per token, or mean latency if arrivals determine the token
+        rate.
+        """
         if self.kind == "closed":
             return taken.seconds / sum(answer.tokens or 0 for answer in taken.good)
         return sum(answer.latency for answer in taken.good) / len(taken.good)

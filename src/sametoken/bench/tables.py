@@ -150,7 +150,7 @@ def _latencies_of(loads: Sequence[Load]) -> Table:
 
 
 def verdicts(run: Run) -> list[str]:
-    """What was equal, what was not, what failed and what is only estimated."""
+    """Lines about outputs that are equal or different, failed requests, and estimated values."""
     distinct = list(Counter(run.mismatches).items())
     texts = [f"different from plain decoding: {_mismatch(found)}, in {count} takes" for found, count in distinct[:5]]
     if run.mismatches:

@@ -1,4 +1,4 @@
-"""What was measured of one way to draft: speed, acceptance, the time of its parts, and what the controller chose.
+"""Measurement of one way to draft: speed, acceptance, the time of its parts, and what the controller chose.
 
 All times are in seconds; all shares and rates are in 0 .. 1.
 """
@@ -36,7 +36,7 @@ class Spread:
 
 @dataclass(frozen=True, config=STRICT)
 class Position:
-    """What became of the guesses at one place of a draft.
+    """Outcome of the guesses at one place of a draft.
 
     Attributes:
         position: from 1, the guess right after the pending token.
@@ -72,7 +72,7 @@ class Expectation:
 
 @dataclass(frozen=True, config=STRICT)
 class AcceptanceTable:
-    """What speculation did over many requests.
+    """Statistics of speculation over many requests.
 
     Attributes:
         rate: accepted / drafted tokens.
@@ -101,7 +101,7 @@ class AcceptanceTable:
 
 @dataclass(frozen=True, config=STRICT)
 class TimeShares:
-    """Where the wall time went: making and feeding drafts, the target's forward with verification, the rest."""
+    """Shares of the wall time: making and feeding drafts, the target's forward with verification, the rest."""
 
     draft: float
     verify: float

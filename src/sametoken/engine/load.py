@@ -140,7 +140,7 @@ def load_models(
 
 
 def _aside(function: Callable[[], T]) -> Future[T]:
-    """What a function returns, which runs while weights are read."""
+    """Run a function in a thread while weights are read, and return its future."""
     pool = ThreadPoolExecutor(1)
     running = pool.submit(function)
     pool.shutdown(wait=False)
@@ -182,7 +182,7 @@ def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConf
 
 
 class _Plan(NamedTuple):
-    """How a target is to be loaded: all that is known without its weights and its tokenizer."""
+    """Plan for loading a target: all its facts except those of its weights and tokenizer."""
 
     stated: ModelConfig
     limit: int
@@ -230,7 +230,7 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
 
 @cache
 def note_missing_kernels() -> None:
-    """Says once what makes this process slow, and what mends it."""
+    """Log once why this process is slow, and the remedy."""
     found = status()
     if found.variant is None:
         mend = f"; {found.advice}" if found.advice else ""
