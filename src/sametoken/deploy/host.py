@@ -1,4 +1,4 @@
-"""What one host has for a deployment: `python -m sametoken.deploy.host` answers a question in JSON."""
+"""Facts of one host for a deployment: `python -m sametoken.deploy.host` answers a query in JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sametoken.runtime.memory import available_bytes
 
 
 class HostQuery(NamedTuple):
-    """What is asked of a host.
+    """Query to a host.
 
     Attributes:
         model, revision: the target, which is downloaded if it is a Hub id.
@@ -34,7 +34,7 @@ class HostQuery(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """What a host has.
+    """Facts of a host.
 
     Attributes:
         facts: what must be equal on all ranks.

@@ -22,7 +22,7 @@ Tell = Callable[[str], object]
 
 
 class RayWorkers(NamedTuple):
-    """What a job asks Ray for.
+    """Workers that a job requests from Ray.
 
     Attributes:
         address: HOST:PORT of the head node; None finds the cluster of this machine or of RAY_ADDRESS.
@@ -37,7 +37,7 @@ class RayWorkers(NamedTuple):
 
     @property
     def needs(self) -> dict[str, float]:
-        """What one worker asks for, as Ray names it."""
+        """Resources of one worker, by Ray's names."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
@@ -105,7 +105,7 @@ def _mapped(
     actor: type, arguments: tuple[Any, ...], numbers: Sequence[int], workers: RayWorkers, count: int, what: str,
     tell: Tell,
 ) -> int:  # fmt: skip
-    """Gives numbers to a pool of actors, each one that is free the next; the largest exit code."""
+    """Distribute numbers to a pool of actors, each free one gets the next; return the largest exit code."""
     import ray.data
 
     context = ray.data.DataContext.get_current()

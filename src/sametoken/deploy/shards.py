@@ -33,7 +33,7 @@ Tell = Callable[[str], object]
 
 
 class ShardWork(NamedTuple):
-    """What every machine of a synthesis is told.
+    """Work of a synthesis, equal for every machine.
 
     Attributes:
         data, output: directories of the shards and of the answers.
@@ -70,7 +70,7 @@ class ShardWork(NamedTuple):
 
 
 def done(answers: Path) -> bool:
-    """Whether a shard's answers are complete."""
+    """True if a shard's answers are complete."""
     with suppress(FileNotFoundError), answers.open("rb") as stream:
         stream.seek(max(0, answers.stat().st_size - TAIL))
         return stream.read().splitlines()[-1:] == [json.dumps(FINISHED).encode()]

@@ -61,7 +61,7 @@ FIRST_ADDRESS = """first=$(scontrol show node "${nodes[0]}" | sed -n 's/.*NodeAd
 
 
 class Allocation(NamedTuple):
-    """Where a job runs.
+    """Nodes on which a job runs.
 
     Attributes:
         nodes: their names as Slurm writes them, n[1-4] for example; or how many, for a new job.
@@ -78,7 +78,7 @@ class Allocation(NamedTuple):
 
     @property
     def named(self) -> bool:
-        """Whether the names of the nodes are stated."""
+        """True if the names of the nodes are stated."""
         return self.nodes is not None and not self.nodes.isdigit()
 
     def directives(self, name: str, logs: Path, *more: str) -> str:

@@ -24,7 +24,7 @@ DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def end_with_parent() -> Callable[[], object]:
-    """What a child calls before it begins, so that it gets SIGTERM when the thread that started it ends."""
+    """Function that a child calls before it begins, so that it gets SIGTERM when the thread that started it ends."""
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
@@ -77,7 +77,7 @@ class Child:
         return False
 
     def end(self, seconds: float) -> int:
-        """Asks the server to end, kills it and its group after `seconds`; its exit code."""
+        """Terminate the server, kill it and its group after `seconds`; return its exit code."""
         with suppress(ProcessLookupError):
             self.process.terminate()
         with suppress(subprocess.TimeoutExpired):

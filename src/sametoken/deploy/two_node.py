@@ -81,7 +81,7 @@ class Deployment:
         return f"http://{f'[{self.address}]' if ':' in self.address else self.address}:{self.port}"
 
     def question(self, rank: int) -> HostQuery:
-        """What is asked of a host before anything starts there."""
+        """Query to a host before anything starts there."""
         return HostQuery(self.model, self.revision, [self.port, self.meeting] if rank == 0 else [], self.environment)
 
     def check(self, rank: int) -> list[str]:
@@ -160,7 +160,7 @@ def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
 
 
 def asked(plan: Deployment, rank: int) -> HostFacts:
-    """What a host says of itself. Raises ConfigError if it does not answer."""
+    """Facts of a host. Raises ConfigError if it does not answer."""
     host, command = plan.hosts[rank], plan.check(rank)
     try:
         done = subprocess.run(
@@ -208,12 +208,12 @@ def check_hosts(plan: Deployment, found: Sequence[HostFacts]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is one that only this machine reaches."""
+    """True if only this machine can reach the address."""
     return ipaddress.ip_address(socket.gethostbyname(address)).is_loopback
 
 
 def is_own(address: str) -> bool:
-    """Whether an address is one of this machine."""
+    """True if the address belongs to this machine."""
     try:
         with socket.create_server((socket.gethostbyname(address), 0)):
             return True
@@ -317,7 +317,8 @@ def _ready(plan: Deployment, job: subprocess.Popen[bytes], stop: _Stop) -> bool:
 
 
 def _first_chat(plan: Deployment, stop: _Stop, tell: Callable[[str], object]) -> None:
-    """Tells what the server answers, or why it does not; a refusal ends nothing, since other requests may be served.
+    """Print the server's answer to a first chat, or the reason for none; a refusal ends nothing, since other requests
+    may be served.
 
     Raises:
         SametokenError: the server failed.

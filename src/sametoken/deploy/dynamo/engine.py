@@ -25,11 +25,11 @@ from sametoken.server.worker import Job, Worker
 
 
 class Served(NamedTuple):
-    """What a worker serves.
+    """Model that a worker serves.
 
     Attributes:
         directory: with the tokenizer and configuration that the frontend needs.
-        name: what clients call the model. `aliases`: further names.
+        name: name of the model for clients. `aliases`: further names.
     """
 
     directory: str
@@ -159,7 +159,7 @@ class DynamoEngine:
         self._loads = publisher
 
     def _publish_load(self) -> None:
-        """Tells the router how full the cache is, where that changed; called by the engine's thread."""
+        """Publish how full the cache is to the router, if that changed; called on the engine's thread."""
         if self._loads is None or self._worker is None:
             return
         from dynamo.common.backend.publisher import ComponentSnapshot

@@ -20,7 +20,7 @@ class Publisher(Protocol):
 
 
 class PageEvents:
-    """Tells a publisher what the block manager says, from the engine's thread; to be set as its `listener`."""
+    """Listener of the block manager that passes its events to a publisher, on the engine's thread."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher

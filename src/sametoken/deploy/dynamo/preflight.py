@@ -1,4 +1,4 @@
-"""What must be there before a Dynamo worker starts: the package, the services that its settings name, a free port."""
+"""Checks before a Dynamo worker starts: the package, the services that its settings name, a free port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DISCOVERY, REQUESTS, EVENTS = ("etcd", "file", "mem", "kubernetes"), ("tcp", "na
 
 
 class Address(NamedTuple):
-    """Where the frontend finds workers: Dynamo's three names."""
+    """Address at which the frontend finds workers: Dynamo's three names."""
 
     namespace: str
     component: str
@@ -45,7 +45,7 @@ class Address(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """How workers and frontend find each other and talk.
+    """Services by which workers and frontend find each other and communicate.
 
     Attributes:
         discovery: one of `DISCOVERY`. `requests`: one of `REQUESTS`. `events`: one of `EVENTS`.
@@ -91,7 +91,7 @@ def check(planes: Planes, environ: Mapping[str, str]) -> None:
 
 
 def check_package() -> None:
-    """Whether ai-dynamo is installed and new enough. Raises ConfigError."""
+    """Raise ConfigError unless ai-dynamo is installed and new enough."""
     try:
         version = importlib.metadata.version("ai-dynamo")
         importlib.metadata.version("ai-dynamo-runtime")
@@ -104,7 +104,7 @@ def check_package() -> None:
 
 
 def check_port(environ: Mapping[str, str]) -> None:
-    """Whether the port of health and metrics is free. Raises ConfigError."""
+    """Raise ConfigError if the port of health and metrics is taken."""
     stated = environ.get("DYN_SYSTEM_PORT", "")
     if not stated or stated.startswith("-"):
         return
@@ -122,7 +122,7 @@ def check_port(environ: Mapping[str, str]) -> None:
 
 
 def _check_service(name: str, addresses: str, port: int, variable: str, instead: str) -> None:
-    """Whether one of the addresses of a service takes a connection."""
+    """Raise ConfigError unless one of the addresses of a service accepts a connection."""
     reason = ""
     for address in addresses.split(","):
         parts = urlsplit(address.strip() if "//" in address else f"//{address.strip()}")

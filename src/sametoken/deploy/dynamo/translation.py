@@ -32,7 +32,7 @@ MEDIA = ("multi_modal_data", "prompt_embeds", "prefill_result", "encoder_result"
 def sampling_of(
     request: Mapping[str, Any], recommended: Mapping[str, Any], eos: Sequence[int], key: str
 ) -> SamplingParams:
-    """How the tokens of a request are drawn and when it ends.
+    """Sampling parameters of a request, with its conditions of ending.
 
     Args:
         request: as the frontend sends it; a key that is None is not given.

@@ -21,7 +21,9 @@ wait -n
 
 
 def notes_of(launch: Launch) -> list[str]:
-    """What must run, and what a worker has no option for because the frontend is the server, a sentence each."""
+    """Notes on services that must run, and on options that a worker lacks because the frontend is the server, a
+    sentence each.
+    """
     kept = ("--host", "--port", "--served_model_name")
     lost = [word for word in launch.server if word.startswith("--") and word not in kept]
     found = [f"{', '.join(lost)}: left out, since Dynamo's frontend is the server"] if lost else []

@@ -84,7 +84,7 @@ def place_draft(draft: str, method: str | None, engine: str, target: str, out: s
 
 
 def _agreed(placed: Placed, draft: str, method: str | None) -> Placed:
-    """The same; raises `ConfigError` where the user stated another method."""
+    """Return `placed`; raises `ConfigError` if the user stated another method."""
     if method not in (None, placed.method):
         raise ConfigError(f"{draft} is a draft for --method {placed.method}, got --method {method}; leave --method out")
     return placed

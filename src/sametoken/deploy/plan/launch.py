@@ -1,4 +1,6 @@
-"""What is to be served, the command that serves it, and the check that no stated option is lost between them."""
+"""Model and options to serve, the command that serves them, and the check that no stated option is lost between
+them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ EVERYWHERE = {"adaptive": ADAPTIVE}  # reasons of every engine but ours
 
 
 class Wanted(NamedTuple):
-    """What is to be served, in our words.
+    """Model and options to serve, by our names.
 
     Attributes:
         model, draft: directories or Hub ids; None is no draft.
@@ -44,24 +46,24 @@ class Wanted(NamedTuple):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where the model and the draft are."""
+        """Directories or Hub ids of the model and of the draft."""
         return (self.model,) if self.draft is None else (self.model, self.draft)
 
     @property
     def served(self) -> str:
-        """What clients call the model."""
+        """Name of the model for clients."""
         return str(self.stated.get("served_model_name", (self.model,))[0])
 
     @property
     def gpus(self) -> int:
-        """How many GPUs compute; 0 is the CPU."""
+        """Number of GPUs that compute; 0 for the CPU."""
         sizes: list[int] = [self.stated.get(f"{way}_parallel_size", 1) for way in ("tensor", "data")]
         return 0 if self.stated.get("device") == "cpu" else math.prod(sizes)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How an engine is started.
+    """Command that starts an engine.
 
     Attributes:
         engine: its name for people.
@@ -103,7 +105,7 @@ class Launch:
         return (*self.program, *self.options, *self.server)
 
     def inside(self, folder: str) -> Launch:
-        """The same in a container: files in a folder, and a server that other hosts reach."""
+        """Launch for a container: files in a folder, and a server that other hosts reach."""
 
         def moved(words: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(f"{folder}/{word}" if word in self.files else word for word in words)
@@ -203,7 +205,7 @@ def words(options: Mapping[str, Any], dashes: bool = True) -> tuple[str, ...]:
 
 
 def name_of(method: str, tool: str, engine: str) -> str:
-    """What an engine calls a kind of drafter.
+    """Name of a kind of drafter in an engine.
 
     Args:
         tool: the engine's name in the records of kinds. engine: its name for people.

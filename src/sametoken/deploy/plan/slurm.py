@@ -30,7 +30,7 @@ NODES = """nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 
 
 class Across(NamedTuple):
-    """How an engine's ranks on several nodes find each other.
+    """Options by which an engine's ranks on several nodes find each other.
 
     Attributes:
         srun: further words of srun. `before`: words before the engine's.

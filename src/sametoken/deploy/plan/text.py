@@ -1,4 +1,4 @@
-"""How a plan is written: YAML that people read, and commands with one option on a line."""
+"""Text of a plan: YAML that people read, and commands with one option on a line."""
 
 from __future__ import annotations
 
