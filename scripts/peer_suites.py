@@ -269,11 +269,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("place", type=Path)
     parser.add_argument("models", type=Path)
-    parser.add_argument("suites", nargs="*", choices=[*NAMES, []], default=list(NAMES))
+    parser.add_argument("suites", nargs="*", help=f"some of {', '.join(NAMES)}; without one, all")
     parser.add_argument("--only", default="", help="a part of the ids of the tests that are run")
     chosen = parser.parse_args(arguments)
+    if unknown := set(chosen.suites).difference(NAMES):  # argparse's own choices refuse an empty list
+        parser.error(f"got {', '.join(sorted(unknown))}, expected {' or '.join(NAMES)}")
     bad = False
-    for name in chosen.suites:
+    for name in chosen.suites or NAMES:
         suite = Suite.read(SIDE / f"{name}.toml")
         outcomes = run(suite, chosen.place, chosen.models, chosen.only)
         verdict = judge(suite, outcomes)

@@ -29,8 +29,8 @@ import pytest
 FOLDER, NAMED = Path(os.environ["PEER_FOLDER"]), Path(os.environ["PEER_NAMED"])
 START_SECONDS, STOP_SECONDS = 180.0, 30.0
 CACHE = ("--kv-cache-max-tokens", "20480")  # so that a server takes little of the memory
-# A small model goes on and on where a test sets no limit.
-TOKENS = ("--override-generation-config", '{"max_new_tokens": 512}')
+# A small model goes on and on where a test sets no limit, and draws another outcome in each run where it sets no seed.
+TOKENS = ("--override-generation-config", '{"max_new_tokens": 512, "temperature": 0}')
 ADAPTERS = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras")  # other tests of a file need none
 VLLM_PATH = FOLDER
 

@@ -147,3 +147,25 @@ def test_other_sources_are_refused(
     monkeypatch.setattr(peer_suites, "pip", as_pip(work, error))
     with pytest.raises(SystemExit, match=r"brought no sources of peer==1\.0"):
         peer_suites.fetch(suite, tmp_path / "place")
+
+
+@pytest.mark.parametrize(("given", "suites"), [([], ["vllm", "llama_cpp"]), (["llama_cpp"], ["llama_cpp"])])
+def test_all_suites_run_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], suites: list[str]
+) -> None:
+    ran: list[str] = []
+
+    def run(suite: Suite, *_: object) -> dict[str, str]:
+        ran.append(suite.name)
+        return {"test_a.py::test_counts": "passed"}
+
+    monkeypatch.setattr(peer_suites, "run", run)
+    with pytest.raises(SystemExit) as ended:
+        peer_suites.main([str(tmp_path), str(tmp_path), *given])
+    assert (ended.value.code, ran) == (False, suites)
+
+
+def test_a_suite_of_another_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        peer_suites.main([str(tmp_path), str(tmp_path), "sglang"])
+    assert "got sglang, expected vllm or llama_cpp" in capsys.readouterr().err
