@@ -5,10 +5,15 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import torch
 
-from sametoken.commands.ahead import starting
+from sametoken.commands import ahead
+from sametoken.commands.ahead import CUDA, LIBRARY, link_torch, starting
 
 LINK = "from sametoken.commands.ahead import link_torch; link_torch()"
 LINKED = """
@@ -21,11 +26,14 @@ assert torch.ones(2).sum() == 2
 """
 
 
+CPU_BUILD = torch.version.cuda is None and sys.platform == "linux"
+
+
 def run(words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is linked ahead")
+@pytest.mark.skipif(not CPU_BUILD, reason="nothing is linked ahead elsewhere")
 def test_torch_is_linked_before_it_is_imported() -> None:
     assert run(f"{LINK}\n{LINKED}").stderr == ""
 
@@ -33,6 +41,19 @@ def test_torch_is_linked_before_it_is_imported() -> None:
 def test_a_process_may_end_while_torch_is_linked() -> None:
     done = run(LINK)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is linked ahead elsewhere")
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_build_for_cuda_is_left_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+    begun = Mock()
+    (tmp_path / "lib").mkdir()
+    for name in (LIBRARY, CUDA)[: 1 + cuda]:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(ahead, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
+    monkeypatch.setattr(ahead, "Thread", begun)
+    link_torch()
+    assert begun.called is not cuda
 
 
 def test_a_start_leaves_collection_and_turns_as_they_were() -> None:

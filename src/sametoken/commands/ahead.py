@@ -16,21 +16,23 @@ from pathlib import Path
 from threading import Thread
 
 TURN_S = 0.0005
-LIBRARY = Path("lib", "libtorch_cpu.so")
+LIBRARY, CUDA = Path("lib", "libtorch_cpu.so"), Path("lib", "libtorch_cuda.so")
 
 
 def link_torch() -> None:
-    """Begin to link torch's library in a thread, where Linux has it; importing torch finds it linked.
+    """Begin to link the library of torch's CPU build on Linux in a thread; importing torch finds it linked.
 
     The interpreter waits for the thread when it ends, since a library may not be taken down while it is set up.
     """
     spec = find_spec("torch")
     if sys.platform != "linux" or spec is None:
         return
-    libraries = [Path(place, LIBRARY) for place in spec.submodule_search_locations or ()]
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    if any((place / CUDA).exists() for place in places):  # torch itself brings CUDA's libraries in an order of its own
+        return
     link = ctypes.CDLL(None).dlopen  # a foreign function, which runs without the lock of the interpreter
     link.restype, link.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
-    for library in filter(Path.is_file, libraries):
+    for library in filter(Path.is_file, (place / LIBRARY for place in places)):
         Thread(target=link, args=(os.fsencode(library), os.RTLD_NOW)).start()
 
 
