@@ -153,7 +153,7 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
 
 
 def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping[str, Any]) -> str:
-    """What a template says of messages; None only reads it."""
+    """Render a chat template for messages; with None, only parse the template and return ""."""
     try:
         kind, said = ask(template, messages, variables)
     except OSError as error:

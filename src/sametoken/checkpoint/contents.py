@@ -1,4 +1,4 @@
-"""What a path holds where a checkpoint was expected, told from the names of its files: tables, and their lookups.
+"""Contents of a path where a checkpoint was expected, from the names of its files: tables, and their lookups.
 
 Names alone decide, so that a repository of the Hub is judged before anything large is downloaded.
 """
@@ -58,12 +58,12 @@ NAMES_SHOWN = 8  # names in an error
 
 
 def of_file(file: Path) -> str:
-    """What a file is that stands where a directory was expected, and what to give instead."""
+    """Describe a file given where a directory was expected, and what to give instead."""
     return FILES.get(file.suffix.lower(), "not a checkpoint; expected a directory with config.json and weights")
 
 
 def of_names(names: Iterable[str]) -> str:
-    """What a directory with these names holds, as the end of a sentence that says what is missing."""
+    """Describe a directory by the names in it, as the end of a sentence about what is missing."""
     names = sorted(name for name in names if not name.startswith("."))
     if not names:
         return "it is empty; expected a Hugging Face checkpoint"
@@ -76,7 +76,7 @@ def of_names(names: Iterable[str]) -> str:
 
 
 def of_directory(directory: Path) -> str:
-    """The same of a directory on disk."""
+    """Describe a directory on disk as `of_names` does, and name a checkpoint within it."""
     try:
         names = [path.name for path in directory.iterdir()]
         inside = sorted(path.name for path in directory.iterdir() if (path / "config.json").is_file())

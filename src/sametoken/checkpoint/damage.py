@@ -1,4 +1,4 @@
-"""What is wrong with a weight file that cannot be read, in words."""
+"""Error messages for weight files that cannot be read."""
 
 from __future__ import annotations
 

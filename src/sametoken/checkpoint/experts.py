@@ -25,7 +25,7 @@ TURNED, PAIRED = ("gpt_oss", "llama4_text"), ("gpt_oss",)
 
 
 def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme | None = None) -> Iterator[Item]:
-    """The same tensors, with those that hold all experts of a block as each expert's own.
+    """Yield the tensors, with each one that holds all experts of a block split into one tensor per expert.
 
     Args:
         scheme: what the checkpoint states about quantised weights; None if they are not quantised.
@@ -62,7 +62,7 @@ def _own_order(stored: Tensor, *, paired: bool) -> Tensor:
 
 
 def _unpacked(stored: Iterable[Item], count: int, scheme: Scheme) -> Iterator[Item]:
-    """The same tensors, with blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32] of MXFP4 as one
+    """Yield the tensors, with blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32] of MXFP4 as one
     weight for each expert."""
     waiting: dict[str, Item] = {}
     for item in stored:

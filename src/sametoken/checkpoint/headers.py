@@ -1,4 +1,4 @@
-"""What a safetensors file's header says of its tensors, as tensors on the meta device: no data is read."""
+"""Tensors of a safetensors file on the meta device, from its header alone: no data is read."""
 
 from __future__ import annotations
 

@@ -219,14 +219,14 @@ def _check_space(model: str, needed: int) -> None:
 
 
 def cache_directory() -> Path:
-    """Where models of the Hub are kept, whether it is there yet or not."""
+    """Directory of the Hub's models, whether it exists yet or not."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
 
 
 def opened_directory() -> Path:
-    """Where GGUF files have their directories."""
+    """Parent of the directories that stand for GGUF files."""
     return cache_directory().parent / "sametoken" / "gguf"
 
 
@@ -258,7 +258,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def stored_scheme(directory: Path) -> Scheme | None:
-    """What a checkpoint directory states about its quantised weights, None if they are not quantised.
+    """Quantisation scheme that a checkpoint directory states, None if its weights are not quantised.
 
     Raises:
         CheckpointError: what it states is damaged.

@@ -1,4 +1,4 @@
-"""What an error of the Hub's client means for the user, and what to do about it."""
+"""Error messages for failures of the Hub's client, each with a remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sametoken import embedded
 
 
 def failure_of(model: str, revision: str | None, error: Exception) -> str:
-    """What the Hub client's error means for the user, and what to do."""
+    """Error message for an exception of the Hub's client, with a remedy."""
     from huggingface_hub import constants, errors
 
     page = f"{constants.ENDPOINT}/{model}"
@@ -69,7 +69,7 @@ def _refused(model: str, error: Any) -> str:
 
 
 def _nearest(model: str) -> str:
-    """What the user may have meant: a name of the package's own models, or a directory; "" for neither."""
+    """Suggestion for a model that was not found: a model of the package, or a directory; "" for neither."""
     if model == embedded.HEAD_NAME:
         return f" ({model} is the head of the package's target; give it as --draft)"
     close = difflib.get_close_matches(model, (embedded.NAME, embedded.HEAD_NAME), n=1, cutoff=0.75)

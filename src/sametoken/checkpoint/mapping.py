@@ -1,4 +1,4 @@
-"""Where each tensor of a Hugging Face checkpoint belongs in the decoder: a table, and the lookups that read it.
+"""Place of each tensor of a Hugging Face checkpoint in the decoder: a table, and the lookups that read it.
 
 Covers all supported families, with separate projections or fused ones (Phi-3), with and without `model.`.
 """
@@ -135,14 +135,14 @@ class ParameterRows(NamedTuple):
 
 
 class Places(Protocol):
-    """Where stored tensors belong; `DecoderRules` of a decoder, and those of the heads."""
+    """Places of stored tensors; `DecoderRules` of a decoder, and those of the heads."""
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that needs no place."""
         ...
 
     def place(self, name: str) -> ParameterRows | None:
-        """Where a stored tensor belongs, `None` if nowhere."""
+        """Place of a stored tensor, `None` if it has none."""
         ...
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
@@ -194,7 +194,7 @@ class DecoderRules:
         return derived or unread or (self.tied and name.removeprefix("language_model.") == "lm_head.weight")
 
     def place(self, name: str) -> ParameterRows | None:
-        """Where the stored tensor `name` belongs, or `None` if the families above have no such tensor."""
+        """Place of the stored tensor `name`, or `None` if the families above have no such tensor."""
         for stored, meant in self.spellings.items():
             name = name.replace(stored, meant)
         prefix = next((each for each in PREFIXES if name.startswith(each)), "") if self.images else "model."

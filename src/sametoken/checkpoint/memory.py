@@ -1,4 +1,4 @@
-"""Whether the weights of a target fit the memory that is free, by config.json alone, before any of them is read."""
+"""Check that the weights of a target fit the free memory, by config.json alone, before any of them is read."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_memory(
 
 
 def times_held(stated: ModelConfig, count: int) -> float:
-    """How often `count` ranks together hold a target: more than once, since each has the token vectors.
+    """Number of times that `count` ranks together hold a target: above 1, since each rank has the token vectors.
 
     Raises:
         ConfigError, UnsupportedModelError: it cannot be cut into so many parts.

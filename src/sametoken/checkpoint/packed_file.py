@@ -53,7 +53,7 @@ def packed_bytes(decoder: Decoder) -> int:
 
 
 def read_packed(decoder: Decoder, place: Path, version: int) -> None:
-    """Gives a decoder on the meta device the weights that `write_packed` wrote.
+    """Fill a decoder on the meta device with the weights that `write_packed` wrote.
 
     Raises:
         CheckpointError, OSError, ValueError, KeyError, TypeError: the files are damaged or of something else.

@@ -1,4 +1,4 @@
-"""What a model will hold in memory, from headers alone: a decoder on the meta device, filled as `load` fills one.
+"""Plan of a model's memory, from headers alone: a decoder on the meta device, filled as `load` fills one.
 
 Blocks that are stored alike are planned once. Where weight files are not there, the index says which tensors there are
 and config.json says their shapes.
@@ -76,7 +76,7 @@ def planned_model(
     directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none",
     part: RankPart = WHOLE,
 ) -> PlannedModel:  # fmt: skip
-    """What `load.load_decoder` would hold with the same arguments, on the device that `planned_for` names.
+    """Plan of what `load.load_decoder` would hold with the same arguments, on the device that `planned_for` names.
 
     Raises:
         CheckpointError, UnsupportedModelError: as `load_decoder`, as far as headers show it.
@@ -184,7 +184,7 @@ def _indexed(
 
 
 class _Index(NamedTuple):
-    """What gives a tensor that is only named its shape."""
+    """Lookup of the shape and dtype of a tensor of which only the name is known."""
 
     shapes: Mapping[str, tuple[int, ...]]
     rules: DecoderRules

@@ -1,4 +1,4 @@
-"""How an embedding model makes a vector of a text's last hidden states: sentence-transformers' files beside it."""
+"""Pooling of a text's last hidden states to one vector, read from an embedding model's sentence-transformers files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pooling(NamedTuple):
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """How the model of a directory pools; None where it is no embedding model.
+    """Read the pooling of the model in a directory; None where it is no embedding model.
 
     Raises:
         CheckpointError: the files are damaged, or ask for a module that is not supported.

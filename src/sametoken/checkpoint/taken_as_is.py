@@ -1,4 +1,4 @@
-"""Whether transformers would use a `tokenizer.json` unchanged, so that it can be read without transformers."""
+"""Test for a `tokenizer.json` that transformers would use unchanged, so that it can be read without transformers."""
 
 from __future__ import annotations
 

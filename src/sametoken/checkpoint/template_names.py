@@ -16,7 +16,7 @@ BOS = "{{ bos_token }}"
 
 
 class Form(NamedTuple):
-    """How a conversation becomes a text.
+    """Format in which a conversation is rendered as text.
 
     Attributes:
         system, user, assistant: a turn of each role; {} is its content, {t} that without blanks around it, {role} its

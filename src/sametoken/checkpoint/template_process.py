@@ -37,7 +37,7 @@ class _Process:
         )  # fmt: skip
 
     def answer(self, job: bytes) -> bytes | None:
-        """What it says; None if it ended, or did not answer."""
+        """Reply of the process to a job; None if the process ended, or did not reply within MOST_WAIT seconds."""
         given = cast(IO[bytes], self._child.stdin)
         try:
             given.write(len(job).to_bytes(HEADER, "little") + job)
@@ -78,7 +78,7 @@ class _Processes:
         atexit.register(self._end)
 
     def answer(self, job: bytes) -> tuple[str, str]:
-        """What one of them says about a job; the words of an error of the process are of the kind COSTLY."""
+        """Kind and words of a process's reply to a job; COSTLY if the process ends or does not reply in time."""
         process, fresh = self._take()
         if (said := process.answer(job)) is None and not fresh and process.end() != -signal.SIGPROF:
             process, _ = self._begun()  # it had ended while it waited, or another one will end as this did

@@ -1,4 +1,4 @@
-"""What runs a chat template, in a process of its own; see `template_process`.
+"""Renderer of chat templates, in a process of its own; see `template_process`.
 
 A template is a program of a stranger. Jinja's sandbox keeps it from the interpreter's objects; it does not keep it from
 running for ever, or from making a text that no memory holds, in one call that no thread can end. The kernel does.
@@ -58,7 +58,7 @@ def _received(given: BinaryIO) -> bytes | None:
 
 
 def _answer(job: bytes) -> bytes:
-    """What became of a job, as JSON: a kind and words or a text."""
+    """Result of a job, as JSON: a kind, and the rendered text or the words of an error."""
     try:
         template, messages, variables = marshal.loads(job)
         kind, said = TEXT, "" if messages is None and compiled(template) else rendered(template, messages, variables)
@@ -101,7 +101,7 @@ def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _content_of_calls(template: str) -> str | None:
-    """What a template expects as the content of a message that only calls functions.
+    """Content that a template expects in a message that only calls functions.
 
     An empty text or null: the one with which the template shows a call in the shorter text. (Templates that expect a
     text print null as None; DeepSeek-R1's prints an empty text as an answer of its own.)

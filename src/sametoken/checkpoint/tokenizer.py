@@ -176,7 +176,7 @@ class Tokenizer:
 
     @property
     def is_quick(self) -> bool:
-        """Whether a short text takes a short time, whatever it holds; see `tokenizer_trial`."""
+        """True if any short text is known to be encoded in a short time; see `tokenizer_trial`."""
         return self._cost.is_known
 
     def check_tokenisable(self, text: str) -> None:
@@ -242,7 +242,7 @@ class Tokenizer:
         return f"<no token {token}>" if text is None else text
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds within a text: perhaps a part of a character; b"" for a padding row of the model."""
+        """Bytes that a token adds within a text, perhaps a part of a character; b"" for a padding row of the model."""
         spelled: str | None = self._backend.id_to_token(token)
         if spelled is None or token in self.special_ids:
             return (spelled or "").encode()

@@ -118,7 +118,7 @@ def growth(rule: Any) -> int:
 
 
 def needs_trial(rules: Mapping[str, Any]) -> bool:
-    """Whether the cost of a tokenizer's rules is not known.
+    """True if the cost of a tokenizer's rules is not known.
 
     Args:
         rules: the parts of tokenizer.json, by the names in PARTS.
@@ -244,5 +244,5 @@ def worded(doing: str) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What an error says, in short."""
+    """First line of an error's message, at most 300 characters; its type's name where there is none."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -45,7 +45,7 @@ _writers: list[threading.Thread] = []
 
 
 def weights_directory() -> Path | None:
-    """Where entries are kept, whether it is there yet or not; None if nothing is kept."""
+    """Directory of the entries, whether it exists yet or not; None if nothing is kept."""
     given = os.environ.get(CACHE_VARIABLE, "")
     if given == "0":
         return None
@@ -69,7 +69,7 @@ def limit_bytes() -> int:
 
 
 def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtype, device: torch.device) -> Path | None:
-    """Where the packed weights of a checkpoint are or will be; None where they are not kept.
+    """Path of the entry for a checkpoint's packed weights, whether it exists yet or not; None where they are not kept.
 
     Args:
         numbers: of the model's weights.
@@ -90,9 +90,9 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
 
 
 def restored(decoder: Decoder, entry: Path) -> bool:
-    """Gives a decoder on the meta device the weights of an entry, which stay in the system's file cache.
+    """Fill a decoder on the meta device with the weights of an entry, which stay in the system's file cache.
 
-    False where the entry is damaged: it is removed, and the decoder is of no more use.
+    Return False if the entry is damaged: it is removed, and the decoder is of no more use.
     """
     try:
         with holding(entry, shared=True):
@@ -149,9 +149,9 @@ def discard(entry: Path) -> None:
 
 
 def _make_room(root: Path, size: int) -> bool:
-    """Whether `size` bytes more fit; entries are removed for them, the one that was read longest ago first.
+    """Make room for `size` bytes by removing entries, the least recently read first; True if the bytes fit.
 
-    None is removed if they do not fit all the same, which is logged.
+    No entry is removed if the bytes do not fit all the same, which is logged.
     """
     limit, entries = limit_bytes(), sorted(_entries(root))
     total, free = size + sum(used for _, used, _ in entries), shutil.disk_usage(root).free * FREE_SHARE - size

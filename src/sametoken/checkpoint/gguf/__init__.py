@@ -8,6 +8,6 @@ LINK = "sametoken.gguf"  # the name of the GGUF file in the directory that stand
 
 
 def given_path(directory: Path) -> Path:
-    """What the user gave: the GGUF file for which a directory stands, otherwise the directory itself."""
+    """Path that the user gave: the GGUF file for which a directory stands, otherwise the directory itself."""
     link = directory / LINK
     return link.resolve() if link.is_symlink() else directory

@@ -23,7 +23,7 @@ Parts = tuple[Tensor, ...]
 
 
 class BlockLayout(NamedTuple):
-    """What a type of blocks holds.
+    """Layout of a type of blocks.
 
     Attributes:
         code: what a number is stored as.

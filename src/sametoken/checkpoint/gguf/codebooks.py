@@ -71,7 +71,7 @@ BOOKS = {
 
 
 class Numbers(NamedTuple):
-    """What blocks hold.
+    """Values and scales of blocks.
 
     Attributes:
         values: int8 [out, blocks, n].

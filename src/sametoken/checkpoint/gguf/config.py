@@ -1,4 +1,4 @@
-"""What a GGUF file's metadata says of its model, in the words of a config.json, and its tensors' names there.
+"""Conversion of a GGUF file's metadata to the keys of a config.json, and of its tensors' names.
 
 Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which rows of q and k it moves); `families`.
 """

@@ -29,7 +29,7 @@ AGAIN = "download it again, or copy it again from where it is whole"
 
 
 class BlockType(NamedTuple):
-    """How numbers of a row are stored.
+    """Storage type of the numbers of a row.
 
     Attributes:
         name: what llama.cpp calls it.
@@ -266,5 +266,5 @@ def _entry(file: Path, data: _Bytes) -> tuple[str, Entry]:
 
 
 def _in_q4_k_m(inputs: int) -> str:
-    """What llama-quantize stores rows as where Q4_K_M is asked for."""
+    """Name of the type in which llama-quantize stores rows of `inputs` numbers for Q4_K_M."""
     return "Q4_K" if inputs % 256 == 0 else "Q5_0" if inputs % 32 == 0 else "F16"

@@ -55,7 +55,7 @@ def _usual(files: dict[str, str]) -> list[str]:
 
 
 def is_model(name: str) -> bool:
-    """Whether a file is a model in GGUF, by its name."""
+    """True if a file is a model in GGUF, by its name."""
     name = name.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not any(other in name for other in NO_MODELS)
 

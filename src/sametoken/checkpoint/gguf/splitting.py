@@ -1,4 +1,4 @@
-"""How the vocabularies of GGUF files split a text before pairs are merged, by the names of tokenizer.ggml.pre.
+"""Expressions that split a text before pairs are merged, by the names of tokenizer.ggml.pre in GGUF files.
 
 Source: llama.cpp's llama-vocab.cpp, and the tokenizer.json from which its expressions were made.
 """

@@ -27,7 +27,7 @@ UINT32, FLOAT32, BOOL, INT32 = 4, 6, 7, 5
 
 
 def architecture_of(config: ModelConfig) -> str:
-    """What llama.cpp calls a model's architecture.
+    """Name of a model's architecture in llama.cpp.
 
     Raises:
         UnsupportedModelError: it cannot be written, or the model has a rotation or bias that is not stated there.
@@ -123,10 +123,10 @@ class GgufWriter:
 
 
 def written_name(name: str) -> str:
-    """What llama.cpp calls a tensor of a Hugging Face checkpoint.
+    """Name in llama.cpp of a tensor of a Hugging Face checkpoint.
 
     Raises:
-        UnsupportedModelError: it has no name for it.
+        UnsupportedModelError: GGUF files have no name for the tensor.
     """
     module, _, kind = name.rpartition(".")
     for ours, theirs in OUTSIDE.items():

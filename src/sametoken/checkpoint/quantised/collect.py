@@ -40,7 +40,7 @@ class Item(NamedTuple):
 
 
 def collected(stored: Iterable[Item], names: Iterable[str], scheme: Scheme) -> Iterator[Item]:
-    """The same tensors, with those of a quantised layer replaced by its weight as soon as all are there.
+    """Yield the tensors, with those of a quantised layer replaced by its weight as soon as all of them are read.
 
     Args:
         stored: in any order.

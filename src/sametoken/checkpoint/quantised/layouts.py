@@ -104,7 +104,7 @@ def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
 
 
 def _is_finite(codes: Tensor) -> bool:
-    """Whether float8_e4m3fn codes hold no NaN."""
+    """True if float8_e4m3fn codes hold no NaN, or are on the meta device."""
     if codes.is_meta or not codes.numel():
         return True
     compiled = library() if codes.is_contiguous() else None

@@ -1,4 +1,4 @@
-"""What a checkpoint states about its quantised weights: `quantization_config`, or Model-Optimizer's own file.
+"""Quantisation scheme that a checkpoint states: `quantization_config`, or Model-Optimizer's own file.
 
 The stored tensors decide what a weight is; what is stated here tells apart layouts that look the same, is checked
 against the tensors, and is refused where the arithmetic would be another one.
@@ -22,7 +22,7 @@ OTHERS = "use the unquantised checkpoint, or one in FP8, NVFP4, AWQ or GPTQ"
 
 
 class WeightScheme(NamedTuple):
-    """How the weight of a linear layer is stored.
+    """Storage of the weight of a linear layer.
 
     Attributes:
         kind: FLOAT or INTEGER.
@@ -58,7 +58,7 @@ class Scheme:
     ignored: tuple[str, ...] = ()
 
     def layer(self, module: str) -> WeightScheme | None:
-        """How a module's weight is stored, None if it is not quantised."""
+        """Storage of a module's weight, None if it is not quantised."""
         if any(fits(pattern, module) for pattern in self.ignored):
             return None
         return next((layer for pattern, layer in self.layers if fits(pattern, module)), None)
@@ -70,7 +70,7 @@ class Scheme:
 
 
 def fits(pattern: str, module: str) -> bool:
-    """Whether a pattern of one of the tools names a module: itself, a parent, a wildcard, "re:" or a class."""
+    """True if a pattern of a quantisation tool matches a module: itself, a parent, a wildcard, "re:" or a class."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     if pattern == "Linear" or fnmatchcase(module, pattern):
@@ -79,7 +79,7 @@ def fits(pattern: str, module: str) -> bool:
 
 
 def read_scheme(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> Scheme | None:
-    """What a checkpoint states about its quantised weights, None if they are not quantised.
+    """Read the quantisation scheme that a checkpoint states, None if its weights are not quantised.
 
     Args:
         config: content of config.json.

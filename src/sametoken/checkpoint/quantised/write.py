@@ -18,7 +18,7 @@ Parts = dict[str, Tensor]
 
 
 class StoredFormat(NamedTuple):
-    """What weights are rounded to.
+    """Format to which weights are rounded.
 
     Attributes:
         format: a key of LAYOUTS and of `model.formats.rounding.ROUNDINGS`.
@@ -30,12 +30,12 @@ class StoredFormat(NamedTuple):
 
     @property
     def rounding(self) -> Rounding:
-        """How a weight is rounded to it."""
+        """Rounding of a weight to the format."""
         return rounding_of(self.format, self.group)
 
 
 class Layout(NamedTuple):
-    """How a format is stored.
+    """Layout of a format's tensors in a checkpoint.
 
     Attributes:
         parts: a weight's tensors by the last part of their names, from the weight and the greatest input's size.
@@ -94,7 +94,7 @@ LAYOUTS: dict[str, Layout] = {
 def stated(
     format: str, group: int | None, plain: Sequence[str], version: str = "", *, rows: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """What a checkpoint states of its weights, by file: "config.json" is to be added to, others are whole.
+    """Quantisation entries of a checkpoint, by file: those of "config.json" are added to it, others are whole.
 
     Args:
         format: a key of LAYOUTS.
