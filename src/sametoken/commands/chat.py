@@ -92,7 +92,7 @@ class Chat:
         self._err = Console(stderr=True, highlight=False, no_color=not color, soft_wrap=True)
 
     def run(self) -> None:
-        """Asks and answers until there is nothing more to read."""
+        """Read lines and answer them until the input ends or a command ends the conversation."""
         if isinstance(sys.stdin, TextIOWrapper):
             sys.stdin.reconfigure(errors="replace")  # bytes that are no text end no conversation
         self._tell(COMMANDS)

@@ -1,4 +1,4 @@
-"""What answers in `sametoken chat`: the engine of this process or a sametoken server; both give the same text runs."""
+"""Clients of `sametoken chat`: the engine of this process or a sametoken server; both yield equal text runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Turn = dict[str, str]  # role and content
 
 
 class ColouredText(NamedTuple):
-    """What one forward added to an answer.
+    """Text that one forward added to an answer.
 
     Attributes:
         runs: its text cut where the origin changes, each with whether it was drafted.
@@ -38,7 +38,7 @@ class ColouredText(NamedTuple):
 
 @dataclass
 class ChatSettings:
-    """How answers are made.
+    """Settings of answers.
 
     Attributes:
         sampled: sampling parameters by name.
@@ -150,7 +150,7 @@ class TokenPrinter:
     _forwards: int = 0
 
     def add(self, text: str, tokens: Sequence[bytes], origins: Sequence[bool]) -> ColouredText:
-        """What one forward added."""
+        """Add the tokens of one forward and return its text, in runs by origin."""
         for token, drafted in zip(tokens, origins, strict=True):
             spelled = self._decoder.decode(token)
             if not self._begun and not text.startswith(" "):

@@ -80,7 +80,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _drafts(model: str | None, values: Values) -> list[str | None]:
-    """What drafts: what was asked for, or all that comes with the package."""
+    """Names of the drafts to run: the one that was asked for, or all that come with the package."""
     asked = values["draft"] is not None or values["method"] is not None or model not in (None, embedded.NAME)
     return [values["draft"]] if asked else [embedded.NAME, embedded.HEAD_NAME]
 
@@ -126,7 +126,7 @@ def _races(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> Iterator
 
 
 def _record(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> dict[str, Any]:
-    """What `show` shows at its end, for --json: speeds in tokens per second, of each prompt and of all."""
+    """Final figures of `show`, for --json: speeds in tokens per second, of each prompt and of all."""
     from sametoken.check.race import score
 
     races = list(_races(llms, params, repeat))

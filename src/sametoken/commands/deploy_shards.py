@@ -63,7 +63,7 @@ def command(model: str | None, values: Chosen) -> int:
 
 
 def work_of(model: str | None, values: Chosen) -> ShardWork:
-    """What a machine is told.
+    """Work that each machine is given, from the command's options.
 
     Raises:
         ConfigError: an option is missing or wrong.

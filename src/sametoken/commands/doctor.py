@@ -109,7 +109,7 @@ def command(name: str | None, values: Values) -> int:
 
 
 def _is_model(name: str) -> bool:
-    """Whether a name is that of a whole model."""
+    """True if a name is that of a whole model."""
     from sametoken.checkpoint.contents import architectures, trained_part
     from sametoken.checkpoint.hub import read_json, resolve
     from sametoken.heads.read import is_head

@@ -74,7 +74,7 @@ async def _metrics(client: Client) -> Scrape:
 
 
 async def _about(client: Client, scrape: Scrape) -> Mapping[str, Any]:
-    """What the server says of itself, as `examine` wants it."""
+    """Properties of the server, read from its endpoints, in the form that `examine` takes."""
     name = scrape.names.server
     about: dict[str, Any] = {"model": await client.first_model()}
     if name == "sametoken":
@@ -93,7 +93,7 @@ async def _about(client: Client, scrape: Scrape) -> Mapping[str, Any]:
 
 
 async def _sglang(client: Client) -> dict[str, Any]:
-    """What SGLang says of itself, {} where the server is none."""
+    """Properties of an SGLang server, read from its endpoints; {} where the server is another."""
     said = await _json(client, "get_server_info") or await _json(client, "server_info")
     if "speculative_algorithm" not in said:
         return {}

@@ -43,7 +43,7 @@ def through_door(program: str, arguments: Sequence[str]) -> list[str]:
 
 
 def notes_of_start() -> list[str]:
-    """What a server says of another program's command line, once, and of variables that nothing read."""
+    """Notes on options of another program's command line, once, and on environment variables, that have no effect."""
     program, idle = PASSED.pop() if PASSED else Passed(None, [])
     others = {prefix: "" for prefix, owner in PREFIXES.items() if owner != program}
     doors = " and ".join(f"`sametoken {owner}`" for owner in PREFIXES.values() if owner != program)

@@ -28,7 +28,7 @@ def everywhere(name: str | None) -> str:
 
 
 def placed(values: Chosen, names: Iterable[str]) -> Chosen:
-    """The same with absolute paths where the options of these names are given."""
+    """Copy of the values, with absolute paths for the options of these names that are set."""
     return Chosen(values | {name: _absolute(values[name]) for name in names if values[name]}, values.given)
 
 

@@ -33,7 +33,7 @@ def note_of(command: str, module: ModuleType, model: str | None, values: Chosen)
 
 
 def falls_back(module: ModuleType, model: str | None, values: Chosen) -> bool:
-    """Whether a command computes with the embedded model although nobody named it."""
+    """True if a command computes with the embedded model although the user did not name it."""
     if takes_model(module):
         asks_server = isinstance(values.get("url"), str)  # which knows its model
         return model is None and values.get("model") is None and not asks_server
@@ -41,5 +41,5 @@ def falls_back(module: ModuleType, model: str | None, values: Chosen) -> bool:
 
 
 def takes_model(module: ModuleType) -> bool:
-    """Whether what a command takes without a name is its model."""
+    """True if the positional argument of a command is its model."""
     return not hasattr(module, "ARGUMENT") or (module.ARGUMENT is not None and module.ARGUMENT.metavar == "MODEL")

@@ -87,7 +87,7 @@ def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Ch
 
 
 def counted_chunks(chunks: Iterable[Chunk], completions: int) -> Iterator[Chunk]:
-    """The same chunks, with a bar of the completions that are done on standard error."""
+    """Yield the chunks unchanged, with a bar on standard error of the completions that are done."""
     with open_progress() as bar:
         task = bar.add_task("completions", total=completions)
         for chunk in chunks:
@@ -124,7 +124,7 @@ def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> int:
 
 
 def summary(completion: Completion) -> str:
-    """What a completion cost, in one line."""
+    """One-line summary of a completion: tokens, seconds, finish reason, method and acceptance length."""
     stats = completion.speculation
     return (
         f"{len(completion.token_ids)} tokens in {completion.seconds:.2f} s "

@@ -128,7 +128,7 @@ def use_threads(threads: int | None) -> None:
 
 
 def model_names(model: str | None, draft: str | None, method: str | None) -> tuple[str, str | None]:
-    """What to load as target and as draft; a draft that the method would not use is refused or left out."""
+    """Names of the target and the draft to load; a draft that the method would not use is refused or left out."""
     if draft is not None and draft.isdecimal() and not user_path(draft).exists():  # llama-server's --draft
         raise ConfigError(
             f"--draft {draft}: expected a draft model or a head; the number of tokens of a draft is --max-draft-len"

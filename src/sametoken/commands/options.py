@@ -75,7 +75,7 @@ class Option(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """What a user may write, the documented spelling first."""
+        """Accepted spellings of the option, the documented one first."""
         dashed, plain = self.name.replace("_", "-"), self.name
         if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
@@ -110,7 +110,7 @@ def several(owner: type, name: str) -> Any:
 
 
 class Argument(NamedTuple):
-    """What a command takes without a name, where that is not a model.
+    """Positional argument of a command, where it is not a model.
 
     Attributes:
         type: str, or list[str] for one or more.
@@ -329,7 +329,7 @@ def _is_table(option: Declared) -> bool:
 
 
 def _tables(option: Declared) -> Callable[[str, Any], dict[Any, Any] | None]:
-    """What reads the text of a table."""
+    """Parser of the text of an option that is a table."""
     (kind,) = (each for each in members(option.hint) if get_origin(each) is not None)
     return _object if get_args(kind)[0] is str else _table
 

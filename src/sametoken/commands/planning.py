@@ -50,7 +50,7 @@ def check_engine(values: Values) -> None:
 
 
 def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
-    """How the engine of `--engine` is started, and what was left out, a sentence each.
+    """Launch of the engine of `--engine`, and a sentence for each setting that was left out.
 
     Raises:
         SametokenError: the engine has no option for something, or a file cannot be read.

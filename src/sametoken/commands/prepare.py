@@ -241,7 +241,7 @@ def _prepare(tokenizer: Tokenizer, origin: Origin, values: Values) -> Prepared:
 
 
 def summary(prepared: Prepared) -> Iterator[str]:
-    """What a user should know before training, line by line."""
+    """Yield the lines of a summary of prepared data: counts, draft vocabulary and warnings."""
     origin, counts = prepared.manifest.origin, prepared.manifest.counts
     share = 100 * counts.masked / counts.tokens
     yield f"{prepared.directory}: {counts.samples} samples of {counts.tokens} tokens for {origin.target}"

@@ -1,4 +1,4 @@
-"""What the commands for Ray share: the options that say what a job asks for."""
+"""Parts that the commands for Ray share: the options for the workers of a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS = titled(
 
 
 def workers_of(values: Values) -> RayWorkers:
-    """What a job asks for."""
+    """Workers that a job asks for."""
     from sametoken.deploy.ray import RayWorkers
 
     return RayWorkers(values["address"], values["workers"], values["cpus_per_worker"], values["gpus_per_worker"])

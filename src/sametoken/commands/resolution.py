@@ -1,4 +1,4 @@
-"""What `sametoken serve` is to do, whoever's words say it: our options, other servers' options and files, our defaults.
+"""Resolution of the settings of `sametoken serve`: our options, other servers' options and files, our defaults.
 
 Options win over the file; two options that contradict each other are an error.
 """

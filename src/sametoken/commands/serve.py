@@ -157,7 +157,7 @@ def lacking(error: ImportError) -> ConfigError:
 
 
 def computes(values: Values) -> bool:
-    """Whether this process computes, rather than another engine."""
+    """True if this process computes, rather than another engine."""
     return bool(values["engine"] == planning.OURS)
 
 

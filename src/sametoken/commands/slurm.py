@@ -1,4 +1,4 @@
-"""What the commands for Slurm share: the options that say where a job runs, and its start."""
+"""Parts that the commands for Slurm share: the options for the nodes of a job, and its start."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NODES = r"[1-9][0-9]{0,5}|[A-Za-z][\w.-]*(\[[0-9,-]+\][\w.-]*)?(,[A-Za-z][\w.-]*
 
 
 def allocation_of(values: Values) -> Allocation:
-    """Where the job runs.
+    """Allocation in which the job runs.
 
     Raises:
         ConfigError: an option is wrong.

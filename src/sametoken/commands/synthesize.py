@@ -71,7 +71,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _self_settings(values: Values) -> dict[str, Any]:
-    """What decides the users' turns that the model writes."""
+    """Settings that determine the users' turns that the model writes."""
     from sametoken.files import stamp
 
     chosen = {option.name: values[option.name] for option in SELF if option.name != "exclude"}
@@ -126,7 +126,7 @@ def _check_excluded(file: Path, output: Path) -> None:
 
 
 def _name(model: str | None, values: Values) -> str:
-    """What is asked: MODEL or --model; of a server without either, the first that it lists."""
+    """Name of the model to ask: MODEL or --model; without either, the first that the server lists."""
     if model is not None and values["model"] not in (None, model):
         raise ConfigError(f"MODEL is {model} and --model {values['model']}; leave one of them out")
     name = model or values["model"]
@@ -150,9 +150,9 @@ def _client(values: Values) -> Client:
 
 
 class Assignment(NamedTuple):
-    """What is to be done: conversations that `lines` do not hold yet, answered by the model of this name.
+    """Conversations that `lines` do not hold yet, to be answered by the model of this name.
 
-    Those of `data`; where that is None, such that the model begins itself.
+    The conversations are those of `data`; where that is None, the model begins them itself.
     """
 
     name: str
@@ -163,11 +163,11 @@ class Assignment(NamedTuple):
 
     @property
     def failed(self) -> Path:
-        """Where conversations without an answer go."""
+        """File of the conversations without an answer."""
         return self.lines.path.with_name(self.lines.path.name + ".failed.jsonl")
 
     def tasks(self) -> Iterator[Task]:
-        """What is left; empty conversations only where they are to be logged."""
+        """Yield the tasks that are left; empty conversations only where they are to be logged."""
         from sametoken.data.synthesize import read_tasks
 
         chosen = self.values

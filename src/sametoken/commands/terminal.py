@@ -1,4 +1,4 @@
-"""What commands show in a terminal: tables on standard output, progress on standard error.
+"""Terminal output of the commands: tables on standard output, progress on standard error.
 
 Rich assumes 80 columns where it finds no terminal, too few for most tables, so each table says its width there.
 """

@@ -109,7 +109,7 @@ def _train(target: str, settings: dict[type, Any], as_json: bool) -> int:
 
 
 def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) -> None:
-    """How a run ended and what comes next."""
+    """Print the outcome of a run and the next step."""
     if outcome.stopped:
         kept = f"checkpoint-{outcome.steps} is in {keep.output_dir}; " if outcome.steps else ""
         _tell(f"stopped after step {outcome.steps} of {outcome.total}; {kept}the same command goes on from there")
@@ -132,7 +132,7 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) ->
 
 
 def _launched() -> bool:
-    """Whether a launcher started this process, perhaps with others."""
+    """True if a launcher started this process, perhaps with others."""
     return WORKER in os.environ or started(os.environ) > 1
 
 
