@@ -19,7 +19,7 @@ from sametoken.server.worker import Worker
 
 
 class AboutApi(Api):
-    """What can be known about the server.
+    """Endpoints that describe the server.
 
     Args:
         worker, names: see `Api`.
@@ -49,11 +49,11 @@ class AboutApi(Api):
         return JSONResponse({"status": "ok" if self._worker.ready else "stopping"}, 200 if self._worker.ready else 503)
 
     async def ping(self) -> Response:
-        """The same as /health, where SageMaker asks for it."""
+        """Health of the server at SageMaker's path; equal to /health."""
         return await self.health()
 
     async def load(self) -> Response:
-        """How many requests are being served or wait, as vLLM says it."""
+        """Number of open requests, running or waiting, in vLLM's form."""
         return JSONResponse({"server_load": self._worker.open_requests})
 
     async def live(self) -> Response:

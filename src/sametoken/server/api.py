@@ -1,4 +1,4 @@
-"""What all endpoints share: reading the body of a request, the model's names, and what makes its prompts."""
+"""Base class of all endpoints: reading of request bodies, names of the model, and the maker of prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a body is, and how much it holds, counted before it is parsed.
+"""Limits on the size of a body and on its number of values, checked before the body is parsed.
 
 Parsing, validation and their errors take time and memory by the number of values, not by the bytes: 8 MB may be one
 text, or 3.9 million numbers. pydantic holds the lock of Python while it parses a body or lists what is wrong with it,
@@ -22,7 +22,7 @@ PIECE = 2**16  # bytes that are counted at once, so that other threads run
 
 
 class BodyCounts(NamedTuple):
-    """What stands in a body outside of its texts."""
+    """Numbers of keys, objects and values in a body, counted outside of its texts."""
 
     keys: int
     objects: int

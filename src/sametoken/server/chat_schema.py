@@ -35,7 +35,7 @@ FunctionTitle = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class FunctionCall(History):
-    """What was called."""
+    """Name and arguments of a called function."""
 
     name: str
     """name of the function."""
@@ -94,7 +94,7 @@ class ChatMessage(History):
         return self
 
     def turn(self) -> Turn:
-        """The same in the form that all APIs share."""
+        """Turn of this message in the form that all APIs share."""
         calls = [Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
         if self.function_call is not None and not calls:
             calls = [Call("", self.function_call.name, self.function_call.arguments)]
@@ -198,7 +198,7 @@ class ChatRequest(Generation):
 
     @property
     def echoed(self) -> str:
-        """What the reply begins with."""
+        """Text that the reply begins with: the last assistant message if `echo` is set, else ""."""
         last = self.messages[-1]
         return last.content or "" if self.echo and last.role == "assistant" else ""
 

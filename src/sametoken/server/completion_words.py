@@ -68,7 +68,7 @@ class CompletionWords:
         return counted
 
     def _kept(self, items: Sequence[Any]) -> Sequence[Any]:
-        """What is shown of the tokens: with max_tokens 0 one was drawn, as the engine draws at least one."""
+        """Items of the shown tokens: none with max_tokens 0, for which the engine still draws one token."""
         return () if self._body.max_tokens == 0 else items
 
     def _shown(self, completion: Completion) -> Completion:

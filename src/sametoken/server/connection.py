@@ -126,7 +126,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP; called by uvicorn."""
+        """Refuse data that is not valid HTTP with status 400; called by uvicorn."""
         self._refuse(ApiError(400, f"{msg.rstrip('.')}; send HTTP/1.1", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:

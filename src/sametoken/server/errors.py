@@ -38,7 +38,7 @@ class ErrorBody(TypedDict):
 
 
 class ErrorReply(TypedDict):
-    """What every answer above 399 is."""
+    """Body of every reply with a status above 399."""
 
     error: ErrorBody
 
@@ -49,7 +49,7 @@ class AnthropicBody(TypedDict):
 
 
 class AnthropicError(TypedDict):
-    """What every answer of /v1/messages above 399 is."""
+    """Body of every /v1/messages reply with a status above 399."""
 
     type: Literal["error"]
     error: AnthropicBody
@@ -92,13 +92,13 @@ class ApiError(Exception):
 
     @property
     def anthropic(self) -> AnthropicError:
-        """The same in Anthropic's envelope."""
+        """Return this error in Anthropic's envelope."""
         kind = ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.body["error"]["message"]}}
 
     @property
     def llama(self) -> dict[str, Any]:
-        """The same in llama-server's envelope, whose code is the status."""
+        """Return this error in llama-server's envelope, whose code is the status."""
         said = self.body["error"]
         return {"error": {"code": self.status, "message": said["message"], "type": said["type"], **self.details}}
 
@@ -139,7 +139,7 @@ def misread(error: RequestError | RecursionError, field: str) -> ApiError:
 
 
 def worded(error: Exception, fields: Mapping[str, str], seconds: float | None) -> ApiError:
-    """What ended a request that the engine had taken.
+    """Return the API error for an exception that ended a request after the engine had accepted it.
 
     Args:
         fields: what the caller called each field that the engine may name.
@@ -189,7 +189,7 @@ def failed(error: Exception) -> ApiError:
 
 
 def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiError:
-    """What pydantic found wrong with a body, as one sentence about the first problem.
+    """Return the API error for the first problem that pydantic found in a body, as one sentence.
 
     Args:
         known: the fields of the body, to name the nearest to an unknown one.

@@ -30,15 +30,15 @@ PROBES = ("/health", "/live", "/load", "/metrics", "/ping", "/version")  # asked
 
 @dataclass(slots=True)
 class Exchange:
-    """What is known of a request until its answer is complete.
+    """Record of a request until its reply is complete.
 
     Attributes:
         id: see the module.
-        client: who asks, as host:port. `version`: of HTTP.
+        client: address of the client, as host:port. `version`: of HTTP.
         headers: of the request.
         began, ended: on the clock of `time.perf_counter`; 0.0 while it goes on.
         status: of the answer, 0 before there is one.
-        sequences: what the engine does for it.
+        sequences: requests of the engine that serve this request.
         owner: a name for the API key that it was let in with, "" for none.
     """
 
@@ -69,7 +69,7 @@ class Exchange:
 
     @property
     def probe(self) -> bool:
-        """Whether a machine asked how the server is, and got an answer."""
+        """True if this is a health probe that succeeded: a status below 400 at a path of `PROBES`."""
         return self.path in PROBES and self.status < 400
 
 

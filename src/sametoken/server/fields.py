@@ -1,4 +1,4 @@
-"""What bodies of requests are made of: a base that refuses what it does not know, and fields that check themselves.
+"""Building blocks of request bodies: a base class that refuses unknown fields, and field types with their own checks.
 
 null is the same as leaving a field out, for unknown fields too. What docstrings say of fields is in the OpenAPI
 document too.
@@ -190,7 +190,7 @@ Alternatives = Annotated[int, Field(ge=WHOLE, le=MOST_LOGPROBS)]
 
 
 def field_names(body: type[Body]) -> Iterable[str]:
-    """What a body may hold."""
+    """Names of the fields of a body."""
     return body.model_fields
 
 

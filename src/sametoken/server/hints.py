@@ -1,4 +1,4 @@
-"""What to send instead of a path or a field that another server has, or that is mistyped."""
+"""Suggestions of a path or field to send instead of one that is mistyped or belongs to another server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIELDS: Mapping[str, str] = {
 
 
 def of_path(path: str, known: Iterable[str]) -> str:
-    """What to ask instead of a path that there is not; "" where nothing is near.
+    """Suggestion of a path to use instead of an unknown path; "" if no path is near.
 
     Args:
         known: the paths that there are.

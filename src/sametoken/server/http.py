@@ -73,7 +73,7 @@ def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool =
 
 
 class BearerKeys:
-    """Lets requests with a known bearer key pass.
+    """Middleware that refuses requests without a valid bearer key, except at open paths.
 
     Args:
         app: what lies behind.
@@ -103,7 +103,7 @@ class BearerKeys:
 
 
 class KnownHosts:
-    """Lets requests pass that call the server by a name of its own.
+    """Middleware that refuses requests whose Host header is not a name of this server.
 
     A web page whose name was made to point to this machine could otherwise read whatever a server without a key
     answers: to the browser it is the page's own server. Names that only this machine gives itself, and addresses,
@@ -152,7 +152,7 @@ def _is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone."""
+    """True if an address to listen on is reachable from this machine alone."""
     return host.lower().rstrip(".") == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 

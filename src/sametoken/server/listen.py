@@ -109,7 +109,7 @@ def leave(config: ServerConfig) -> None:
 
 
 def url_of(bound: socket.socket, config: ServerConfig) -> str:
-    """Where clients find the server."""
+    """URL of the server for clients; unix:PATH for a Unix socket."""
     if bound.family == socket.AF_UNIX:
         return f"unix:{config.uds}"
     host, port = bound.getsockname()[:2]

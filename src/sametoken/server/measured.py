@@ -1,4 +1,4 @@
-"""What a reply says of the time that it took, as vLLM's --enable-per-request-metrics has it."""
+"""Timing metrics in a reply, as with vLLM's --enable-per-request-metrics."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_sear
 
 
 class ContentBlock(History):
-    """What every block has."""
+    """Fields of every content block."""
 
     cache_control: dict[str, Any] | None = None
     """nothing follows from it: the prefix cache finds a prompt by its tokens."""
@@ -43,7 +43,7 @@ class TextBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """What the assistant thought before it spoke, for templates that have a place for it."""
+    """Thinking of the assistant before its text, for chat templates that accept thinking."""
 
     type: Literal["thinking"]
     """always this."""
@@ -83,7 +83,7 @@ Texts = Annotated[list[TextBlock], BeforeValidator(_spoken, json_schema_input_ty
 
 
 class ToolResultBlock(ContentBlock):
-    """What a call returned."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     """always this."""
@@ -114,7 +114,7 @@ class ConversationMessage(History):
         return self
 
     def turns(self) -> Iterator[Turn]:
-        """The same in the form that all APIs share: results of calls first, then what is said."""
+        """Turns of this message in the form that all APIs share: results of calls first, then the rest."""
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 yield Turn("tool", _text(block.content or ()), tool_call_id=block.tool_use_id)
@@ -146,13 +146,13 @@ class ToolDefinition(ContentBlock):
     """nothing follows from it: input is always streamed as it is written."""
 
     def function(self) -> dict[str, Any]:
-        """The same in the form that all APIs share."""
+        """Function of this tool in the form that all APIs share."""
         said = {"name": self.name, "description": self.description, "parameters": self.input_schema}
         return {key: value for key, value in said.items() if value is not None}
 
 
 class ToolChoice(Body):
-    """Whether tools are called."""
+    """Mode of tool calls: optional, required, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
     """`auto`; `any` keeps the reply to calls, `tool` to one of `name`; `none`."""
@@ -163,7 +163,7 @@ class ToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks before it speaks, for chat templates that have a switch."""
+    """Thinking of the model before its reply, for chat templates that have a switch."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     """`enabled` and `adaptive` let it think, `disabled` does not."""
@@ -174,7 +174,7 @@ class Thinking(Body):
 
 
 class OutputFormat(Body):
-    """What the text of the reply is."""
+    """Format of the reply's text."""
 
     type: Literal["json_schema"]
     """always this."""
@@ -183,7 +183,7 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    """How the reply is made."""
+    """Effort and format of the reply."""
 
     effort: Effort | None = None
     """passed to the chat template, as `reasoning_effort` of /v1/chat/completions."""
@@ -254,7 +254,7 @@ class CountRequest(TextBody):
         return ToolUse.of(functions, kind, named, False if choice.disable_parallel_tool_use else None)
 
     def _values(self, form: dict[str, Any] | None) -> dict[str, Any]:
-        """What is set of the sampling parameters; `form` is the grammar of the reply."""
+        """Sampling parameters that the body sets; `form` is the grammar of the reply."""
         return {}
 
 

@@ -54,7 +54,7 @@ class MessagesWords:
         return self._message(reason, sequence, _usage_of(completion)) | self._report(completion)
 
     def _report(self, completion: Completion) -> dict[str, Any]:
-        """How the whole reply was drafted, if that was asked for; a stream's last event but one has it."""
+        """Report of speculation for the whole reply, if requested; sent in a stream's last event but one."""
         return {"speculative": report(self._tokenizer, completion, completion)} if self._reports else {}
 
     def _read(self, text: str, done: bool) -> None:

@@ -52,7 +52,7 @@ class MetricSpec(NamedTuple):
 
 
 def _reached(lengths: Sequence[int], positions: int) -> dict[str, float]:
-    """How many came at least so far, 0 included; `lengths[n]` of them came n far."""
+    """Number of drafts longer than each position, counted from 0; `lengths[n]` drafts have length n."""
     return {str(position): sum(lengths[position + 1 :]) for position in range(positions)}
 
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads: the metrics of `metric_table`, under our names and, where vLLM has the same, under vLLM's.
+"""Prometheus metrics: those of `metric_table`, under our names and, where vLLM has the same metric, under vLLM's.
 
 Everything is counted on the event loop. Counters of speculation are sums over requests, those that still run included,
 so they move while a long answer streams.
@@ -32,7 +32,7 @@ FAMILIES: dict[str, type[CounterMetricFamily | GaugeMetricFamily]] = {
 
 
 class Watched(Protocol):
-    """What is asked when Prometheus looks."""
+    """Source of the values that are read at each Prometheus scrape."""
 
     def totals(self) -> Totals: ...
 
@@ -63,7 +63,7 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def watch(self, watched: Watched) -> None:
-        """Asks this whenever Prometheus looks."""
+        """Set the source of the values that are read at each Prometheus scrape."""
         self._watched = watched
 
     def watch_engine(self, engine: Engine, longest: int) -> None:
@@ -112,7 +112,7 @@ class Metrics(Collector):
             self._add("request_params_n", requests[0].params.n)
 
     def _times(self, request: Request, tokens: int) -> None:
-        """How long a sequence that ended took; one that never had a place took none of it."""
+        """Add the times of a sequence that ended, in seconds; no prefill or decode time without a first token."""
         if request.finished is None:
             return
         self._add("e2e_request_latency_seconds", request.finished - request.arrived)

@@ -41,7 +41,7 @@ EVENT = {
 
 
 class Operation(NamedTuple):
-    """What is done with one method at one path.
+    """Operation of one method at one path.
 
     Attributes:
         endpoint: what answers. `reply`: type of the JSON that it answers with; None is text.
@@ -63,7 +63,7 @@ class Operation(NamedTuple):
 
 
 def describe(app: FastAPI, operations: Sequence[Operation], root_path: str) -> None:
-    """Gives an application a document that has their bodies, replies and errors, below a path of a proxy."""
+    """Set an application's OpenAPI document, with request bodies, replies and errors, below the path of a proxy."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -89,7 +89,7 @@ def _schemas(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _described(operation: Operation) -> dict[str, Any]:
-    """What the document says of a path besides its name and parameters."""
+    """Entries of an operation in the document besides its name and parameters."""
     content = {TEXT: {"schema": {"type": "string"}}} if operation.reply is None else _content(operation.reply)
     described: dict[str, Any] = {"responses": {"200": {"description": "Done.", "content": dict(content)}}}
     if operation.streams:

@@ -153,7 +153,7 @@ class Prompts:
         return asked.cut(ids, self._llm.max_seq_len)
 
     def _reader(self, talk: ChatTalk, text: str, values: dict[str, Any]) -> ReplyReader:
-        """What reads the replies to a conversation that was rendered as `text`; adds to `values` what that needs."""
+        """Reader of the replies to a conversation rendered as `text`; adds the needed parameters to `values`."""
         tools, opening = talk.tools, None
         waits: Mapping[str, str] = {}
         if (style := self._style) is not None:
@@ -177,7 +177,7 @@ class Prompts:
 
     @staticmethod
     def _waits(style: Style, begun: Splitter, thinks: bool) -> Mapping[str, str]:
-        """What a grammar waits for, as `StructuredOutputs` has it, where the reply begins with thinking.
+        """Marks that a grammar waits for, as in `StructuredOutputs`, if the reply begins with thinking.
 
         Args:
             thinks: false where a request wants none, so that a reply that could open its thinking does not.

@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 
 
 class Style(NamedTuple):
-    """How a family of models marks its thinking.
+    """Markup of thinking in the replies of a family of models.
 
     Attributes:
         marks: by state, the marks that end it and the state that follows; texts of the states `begin` and `header` are
@@ -62,7 +62,7 @@ class Style(NamedTuple):
         return {mark for marks in self.marks.values() for mark in marks}
 
     def closing(self, prompt: str) -> str:
-        """What ends the thinking that the end of a prompt has opened, "" where it has opened none."""
+        """Mark that ends the thinking opened at the end of a prompt; "" if none is open."""
         return self.closes if self.opens and prompt.rstrip().endswith(self.opens) else ""
 
     def bound(self, tokens: int, begun: Splitter) -> dict[str, Any] | None:
@@ -218,8 +218,7 @@ def begun_mark(text: str, marks: Sequence[str] | Mapping[str, str]) -> int:
 
 
 class Counted(NamedTuple):
-    """Where the tokens of a reply went: how many say what was thought, marks not counted, and how many came before the
-    first that says something."""
+    """Numbers of reply tokens: those of the thinking without marks, and those before the first token of the content."""
 
     reasoning: int
     before_content: int

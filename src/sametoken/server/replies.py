@@ -22,7 +22,7 @@ LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "never"
 
 
 class Spells(Protocol):
-    """What wording needs of a tokenizer."""
+    """Methods of a tokenizer that wording needs."""
 
     def token_bytes(self, token: int) -> bytes: ...
 

@@ -58,7 +58,7 @@ class EventStream(Response):
 
 
 async def completions(job: Job, receive: Receive) -> list[Completion]:
-    """What a request got, by prompt, then by choice; less where the client goes away meanwhile."""
+    """Completions of a request, by prompt, then by choice; fewer if the client disconnects before the end."""
     done: list[Completion] = []
     try:
         with when_gone(receive, job.close):

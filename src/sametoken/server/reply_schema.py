@@ -1,4 +1,4 @@
-"""What whole replies look like, for the OpenAPI document; the parts that they share are in `replies`.
+"""Types of whole replies, for the OpenAPI document; the parts that they share are in `replies`.
 
 The answers word them key by key; tests hold every reply against these types, unknown keys included.
 """
@@ -131,7 +131,7 @@ class ReasoningText(TypedDict):
 
 
 class OutputReasoning(TypedDict):
-    """What the model thought; it is never summarised."""
+    """Reasoning of the model, never summarised."""
 
     type: Literal["reasoning"]
     id: str
@@ -332,7 +332,7 @@ class VersionReply(TypedDict):
 
 
 class Offers(TypedDict):
-    """What requests may choose."""
+    """Drafting methods and limits that requests can use."""
 
     method: str
     methods: list[str]

@@ -47,7 +47,7 @@ class ReasoningPiece(History):
 
 
 class InputReasoning(History):
-    """What an earlier response thought before it spoke, for templates that have a place for it."""
+    """Reasoning of an earlier response, for chat templates that accept reasoning."""
 
     type: Literal["reasoning"]
     """always this."""
@@ -77,7 +77,7 @@ class InputCall(History):
 
 
 class InputOutput(History):
-    """What a call returned."""
+    """Result of a function call."""
 
     type: Literal["function_call_output"]
     """always this."""
@@ -150,7 +150,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """What the reply's text is."""
+    """Format of the reply's text."""
 
     format: TextFormat | None = None
     """the grammar that the reply follows."""
@@ -172,7 +172,7 @@ class FlatTool(Body):
 
 
 class Reasoning(Body):
-    """How the model thinks."""
+    """Options of the model's reasoning."""
 
     effort: Effort | None = None
     """passed to the chat template, as `reasoning_effort` of /v1/chat/completions."""

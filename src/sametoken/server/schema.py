@@ -25,7 +25,7 @@ FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex",
 
 
 class StreamOptions(Body):
-    """What a stream says besides text."""
+    """Contents of a stream besides text."""
 
     include_usage: bool | None = False
     """end with a chunk that has `usage` and no choices."""
@@ -40,14 +40,14 @@ Sampled: Any = view("Sampled", SamplingParams)
 
 
 class Speculative(Drafted):  # type: ignore[misc]
-    """How this request is drafted, which changes its speed and never a token."""
+    """Drafting options of a request, which change its speed and never a token."""
 
     report: bool | None = False
     """add `speculative` to every choice, and to every chunk of a stream (/v1/messages: to `message_delta`)."""
 
     @property
     def reports(self) -> bool:
-        """Whether the reply has a report; the trees of the forwards are a part of one."""
+        """True if the reply has a report; the trees of the forwards are a part of the report."""
         return bool(self.report or self.steps)
 
     @model_validator(mode="before")
@@ -129,7 +129,7 @@ class ResponseFormat(Body):
 
 
 class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
-    """What every request for text may ask."""
+    """Fields of every request for text."""
 
     model: str | None = None
     """a name that `/v1/models` lists; without it: the model that is served."""
@@ -185,7 +185,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def counted(self) -> StreamOptions:
-        """What the chunks of a stream say about usage."""
+        """Usage options of a stream's chunks."""
         return self.stream_options or StreamOptions()
 
     @property
@@ -199,12 +199,12 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def renamed(self) -> dict[str, str]:
-        """What the body calls fields that an error may name, where it has other names."""
+        """The body's own names of fields that an error may name, by the common name."""
         return {}
 
     @property
     def talk(self) -> ChatTalk | None:
-        """What is to be continued, where it is no text."""
+        """Conversation to continue; None if the prompt is text."""
         return None
 
     @model_validator(mode="after")
@@ -241,7 +241,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
 
 def sampling_values(body: Body, **own: Any) -> dict[str, Any]:
-    """What a body sets of the sampling parameters, by the keys of `SamplingParams.from_mapping`.
+    """Sampling parameters that a body sets, by the keys of `SamplingParams.from_mapping`.
 
     Args:
         body: with `speculative`, and perhaps `prediction`.

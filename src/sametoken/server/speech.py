@@ -34,14 +34,14 @@ class ReplyReader:
         self._choices: dict[int, _Reading] = {}
 
     def feed(self, place: int, text: str, done: bool) -> list[Piece]:
-        """What a text adds to choice `place`; `done` with its last one."""
+        """Pieces that a text adds to choice `place`; `done` is true with the last text of the choice."""
         if place not in self._choices:
             splitter = None if self._opening is None else self._opening()
             self._choices[place] = _Reading(splitter, self._names, self._several, self._thinks_aloud)
         return self._choices[place].feed(text, done)
 
     def counted(self, tokenizer: Spells, tokens: Sequence[int]) -> Counted:
-        """Where the tokens of a whole reply went."""
+        """Counts of the reasoning tokens and of the tokens before the content of a whole reply."""
         if self._opening is None:
             return Counted(0, 0)
         return count_tokens(self._opening(), [tokenizer.token_bytes(token) for token in tokens])
@@ -124,5 +124,5 @@ class Message:
 
 
 def new_call_id() -> str:
-    """What the result of a call answers to."""
+    """New id of a tool call, to which the result of the call refers."""
     return f"call_{secrets.token_hex(12)}"

@@ -108,6 +108,6 @@ class ResponseStore:
 
 
 def _place(id_: str) -> _Place:
-    """Where a response of an id is kept for the request that is being answered."""
+    """Key under which a response is stored: the owner of the current request and the response's id."""
     exchange = CURRENT.get()
     return ("" if exchange is None else exchange.owner, id_)

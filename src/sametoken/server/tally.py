@@ -1,4 +1,4 @@
-"""What metrics are read from: sums over requests, the engine's load, and histograms that are cheap to add to."""
+"""Data behind the metrics: sums over requests, the engine's load, and histograms that are cheap to add to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.engine.stats import SpeculationStats
 
 
 class Totals(NamedTuple):
-    """What all requests so far have cost and gained.
+    """Sums over all requests so far: tokens and statistics of speculation.
 
     Attributes:
         speculation: of every forward.
@@ -26,7 +26,7 @@ class Totals(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """What is looked up when Prometheus asks."""
+    """Values read at one Prometheus scrape."""
 
     totals: Totals
     load: EngineLoad

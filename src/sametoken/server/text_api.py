@@ -71,7 +71,7 @@ MESSAGES = ApiFormat(
 
 
 class TextApi(Api):
-    """What continues a prompt or a conversation."""
+    """Endpoints that continue a prompt or a conversation."""
 
     @property
     def _usual(self) -> Usual:
@@ -79,7 +79,7 @@ class TextApi(Api):
         return Usual(config.enable_force_include_usage, config.return_tokens_as_token_ids)
 
     def endpoint(self, api: ApiFormat) -> Callable[[Request], Awaitable[Response]]:
-        """What answers every request of an API: body, place, prompt and parameters, engine, words."""
+        """Return the handler of an API's requests: body, admission, prompt and parameters, engine, reply."""
 
         async def answer(request: Request) -> Response:
             body = await self._read(request, api.body)
@@ -130,10 +130,10 @@ class TextApi(Api):
     async def _begin(
         self, api: ApiFormat, request: Request, body: Any, asked: TextRequest, keep: Keep | None = None
     ) -> tuple[Job, Words] | None:
-        """Gives a request to the engine; None where the client goes away before its prompt is made.
+        """Submit a request to the engine; None if the client disconnects before its prompt is made.
 
         Args:
-            keep: is told of the response, see `ReplyHead`.
+            keep: callback that receives the response, see `ReplyHead`.
         """
         worker = self._worker
         worker.admit(asked.sequences)
@@ -166,7 +166,7 @@ class TextApi(Api):
             raise
 
     def _in_history(self, body: ResponsesRequest) -> tuple[TextRequest, Keep | None]:
-        """What a body asks for after the response that it goes on from, and what keeps the response to it."""
+        """Request continued from the body's previous response, and the callback that stores the new response."""
         asked, store = body.request, self._worker.stored
         if body.background and not self._worker.config.max_stored_responses:
             words = "background: this server keeps no responses (max_stored_responses 0); leave it out"
@@ -231,7 +231,7 @@ class TextApi(Api):
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens a conversation in Anthropic's form has as a prompt."""
+        """Number of prompt tokens of a conversation in Anthropic's form."""
         asked = (await self._read(request, CountRequest)).request
         assert asked.conversation is not None
         _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "messages")

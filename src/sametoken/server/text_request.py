@@ -100,7 +100,7 @@ class ToolUse(NamedTuple):
 
     @classmethod
     def of(cls, tools: Sequence[Function], choice: str | None, named: str | None, several: bool | None) -> ToolUse:
-        """What the fields of a body mean together.
+        """Return the tool use that the fields of a body define together.
 
         Args:
             choice: "auto", "none", "required", or None. `named`: the function that must be called, None for any.
@@ -126,7 +126,7 @@ NO_TOOLS = ToolUse()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTalk:
-    """What a chat template renders.
+    """Input of a chat template.
 
     Attributes:
         options: variables of the template.
@@ -188,14 +188,14 @@ class TextRequest:
 
     @property
     def work(self) -> SideWork | None:
-        """What has to be done for it that takes a time unknown before: a grammar, or a chat template."""
+        """Side work of unknown duration that the request needs: a grammar or a chat template; None if neither."""
         talk, form = self.conversation, self.values.get("structured_outputs")
         if (form is not None and not form.get("json_object")) or (talk is not None and talk.tools.required):
             return SideWork.GRAMMAR
         return None if talk is None and form is None else SideWork.TEMPLATE
 
     def cut(self, ids: list[int], context: int) -> list[int]:
-        """What is kept of a prompt; `context` is how many tokens prompt and reply may have together."""
+        """Tokens of a prompt to keep; `context` is the maximum number of tokens of prompt and reply together."""
         if self.keep is None:
             return ids
         reply = self.values["max_tokens"]
@@ -210,5 +210,5 @@ class TextBody(Body):
 
     @property
     def request(self) -> TextRequest:
-        """What the body asks for."""
+        """Text request that the body defines."""
         return self._request

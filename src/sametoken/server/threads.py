@@ -44,7 +44,7 @@ class DaemonPool(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Lets the threads end after what they do, and waits for nothing; what nobody cancelled is still done."""
+        """Let the threads end after all queued jobs that are not cancelled, without waiting for the threads."""
         for _ in range(self._count):
             self._jobs.put(None)
 

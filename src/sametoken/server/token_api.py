@@ -19,7 +19,7 @@ PART = 2**16  # values that are spelled at once
 
 
 class TokenApi(Api):
-    """What the tokenizer does."""
+    """Tokenizer endpoints."""
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""

@@ -159,7 +159,7 @@ class CallReader:
             self._raw = ""  # between calls
 
     def _give_up(self) -> None:
-        """What looked like a call is text; tags in it are not looked at again."""
+        """Treat what looked like a call as text; tags in this text are not parsed again."""
         self._space += self._raw
         self._raw, self._state = "", TEXT
 
@@ -183,7 +183,7 @@ class _Scan:
         self._depth, self._quoted, self._escaped = depth, False, False
 
     def feed(self, text: str) -> int:
-        """How many characters there are up to the end, or -1 if it does not end here."""
+        """Number of characters up to the end of the JSON object or list, or -1 if the end is not in `text`."""
         at = 0
         while at < len(text):
             if self._escaped:

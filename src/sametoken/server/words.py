@@ -39,18 +39,18 @@ class Words(Protocol):
 
 
 class Usual(NamedTuple):
-    """What replies have whose requests do not say otherwise.
+    """Defaults of replies for options that a request does not set.
 
     Attributes:
-        always_usage: every chunk has usage, also where the request does say otherwise.
-        numbers: tokens are told by number.
+        always_usage: every chunk has usage, even if the request sets otherwise.
+        numbers: tokens are reported by number.
     """
 
     always_usage: bool = False
     numbers: bool = False
 
     def spelling(self, tokenizer: Spells, asked: bool | None) -> Spells:
-        """What spells the tokens of log-probabilities; `asked` is what the request says."""
+        """Speller of the tokens of log-probabilities; `asked` is the request's setting, None for the default."""
         return Numbered(tokenizer) if (self.numbers if asked is None else asked) else tokenizer
 
 
@@ -59,12 +59,12 @@ USUAL = Usual()
 
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
-    """What every object of a reply begins with.
+    """Fields at the beginning of every object of a reply.
 
     Attributes:
         id: of the reply. `created`: Unix seconds. `model`: the served name.
         usual: what the server adds to replies.
-        keep: is told of a whole response, None for nobody.
+        keep: callback that receives a whole response, None for no callback.
     """
 
     id: str
@@ -78,11 +78,11 @@ class ReplyHead:
 
 
 class Source(NamedTuple):
-    """What the words of a reply are made from, beside the body of the request.
+    """Data from which a reply is worded, besides the body of the request.
 
     Attributes:
         requests: in the engine, by prompt, then by choice.
-        reader: tells thinking and calls in the text from what is said.
+        reader: separates thinking and calls in the text from content.
     """
 
     head: ReplyHead
@@ -92,7 +92,7 @@ class Source(NamedTuple):
 
 
 class Progress:
-    """How far the choices of a stream have come, and the usage that its events tell.
+    """Progress of the choices of a stream, and the usage that its events report.
 
     Args:
         body: of the request, which asks for usage or does not. `source`: of its reply.
@@ -133,9 +133,9 @@ def parts(chunk: Chunk) -> tuple[Chunk, Chunk]:
 
 
 def end(choice: dict[str, Any], completion: Completion | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
-    """Says why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it.
+    """Set why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it.
 
-    Calls that were cut off end as any text that was.
+    A reply with cut-off calls has the same reason as other cut-off text.
     """
     if completion is None:
         choice["finish_reason"] = None

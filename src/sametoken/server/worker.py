@@ -59,7 +59,7 @@ class Worker:
         self._used, self.sleeping = time.monotonic(), False
 
     def _doze(self, seconds: float) -> None:
-        """Lets the engine give its memory back once nobody has asked for anything for so long; looks again later."""
+        """Release the engine's memory after `seconds` without open requests, and schedule the next check."""
         if self._jobs:
             self._used = time.monotonic()
         left = self._used + seconds - time.monotonic()
@@ -75,7 +75,7 @@ class Worker:
 
     @property
     def ready(self) -> bool:
-        """Whether new requests are taken."""
+        """True if new requests are accepted."""
         return self.engine.alive and not self.draining
 
     @property
@@ -153,7 +153,7 @@ class Worker:
         return _sum(self._done, [request for job in self._jobs for request in job.requests])
 
     def since(self, *sums: float) -> list[float]:
-        """What was added to sums since they were told the last time; llama-server's speeds are of that time alone."""
+        """Increase of each sum since the previous call, the interval that llama-server's speeds cover."""
         before, self._counted = self._counted or (0.0,) * len(sums), sums
         return [now - then for now, then in zip(sums, before, strict=True)]
 

@@ -63,7 +63,7 @@ class AnyModel(Api):
 
 
 class LlamaText(AnyModel, TextApi):
-    """What continues a prompt or a conversation.
+    """Endpoints that continue a prompt or a conversation.
 
     Args:
         worker, names: see `Api`. `slots`: remember which sequence has which.
@@ -86,14 +86,14 @@ class LlamaText(AnyModel, TextApi):
         return {"/chat/completions": self.plain(CHAT), "/responses": self.plain(RESPONSES)}
 
     async def response_tokens(self, request: Request) -> Response:
-        """How many tokens the input of a response has as a prompt."""
+        """Number of prompt tokens of a response's input."""
         asked = (await self._read(request, LlamaResponsesRequest)).request
         assert asked.conversation is not None
         _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "input")
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     async def input_tokens(self, request: Request) -> Response:
-        """How many tokens a conversation has as a prompt."""
+        """Number of prompt tokens of a conversation."""
         body = await self._read(request, LlamaChatRequest)
         _, ids = await self._prompts.rendered(body.talk, body.request.special_tokens, "messages")
         return JSONResponse({"input_tokens": len(ids)})
@@ -106,7 +106,7 @@ class LlamaText(AnyModel, TextApi):
 
 
 class LlamaTokens(AnyModel, TokenApi):
-    """What the tokenizer does, for llama-server's clients and vLLM's."""
+    """Tokenizer endpoints for clients of llama-server and of vLLM."""
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of llama-server's `content`, or of vLLM's prompt or conversation."""
@@ -141,7 +141,7 @@ class LlamaTokens(AnyModel, TokenApi):
 
 
 class LlamaAbout(AnyModel):
-    """What can be known about the server.
+    """Endpoints that describe the server.
 
     Args:
         worker, names: see `Api`.
@@ -171,7 +171,7 @@ class LlamaAbout(AnyModel):
         return JSONResponse({"models": [about], "object": "list", "data": [model]})
 
     async def props(self) -> Response:
-        """What llama-server tells of itself: the template, the slots, default parameters."""
+        """Properties in llama-server's form: chat template, number of slots, default parameters."""
         worker, config, tokenizer = self._worker, self._worker.config, self._tokenizer
         info = tokenizer.info()
         return JSONResponse({
@@ -233,5 +233,5 @@ def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) 
 
 
 def speaks_llama(path: str) -> bool:
-    """Whether a path is llama-server's alone."""
+    """True if a path belongs to llama-server alone."""
     return path in PATHS or path.startswith(tuple(f"{each}/" for each in PATHS))

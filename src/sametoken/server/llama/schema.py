@@ -67,7 +67,7 @@ class ShapingFields(Body):
 
     @property
     def shaping(self) -> dict[str, Any]:
-        """What is given of them, as `SamplingParams.from_mapping` reads it."""
+        """Shaping parameters that are set, by the keys of `SamplingParams.from_mapping`."""
         given = {name: getattr(self, name) for name in declared(Shaping)}
         if given["typical_p"] is None:
             given["typical_p"] = self.typ_p
@@ -75,7 +75,7 @@ class ShapingFields(Body):
 
 
 class Telemetry(Body):
-    """What a request wants to have told about its cost."""
+    """Cost data that a request asks for in its reply."""
 
     timings_per_token: bool | None = None
     """have `timings` in every chunk."""
@@ -88,7 +88,7 @@ class Telemetry(Body):
 
 
 class LlamaFields(Telemetry, ShapingFields, Generation):
-    """What llama-server's requests for text have besides OpenAI's fields; unknown fields are ignored, as there."""
+    """Fields of llama-server's text requests beyond OpenAI's; unknown fields are ignored, as in llama-server."""
 
     model_config = ConfigDict(extra="ignore")
     n_predict: Annotated[int, Field(ge=-2)] | None = None
@@ -165,7 +165,7 @@ class LlamaFields(Telemetry, ShapingFields, Generation):
 
     @model_validator(mode="after")
     def _bias(self) -> Self:
-        """Gives the request the biases whose tokens the tokenizer has to find."""
+        """Add the logit biases, whose tokens the tokenizer looks up later, to the request."""
         self._request = self._request.with_biases(self.logit_bias or {}, forbids_end=bool(self.ignore_eos))
         return self
 

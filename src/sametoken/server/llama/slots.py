@@ -93,7 +93,7 @@ class Slots:
 
 
 class SlotApi(Api):
-    """What can be seen and done of slots.
+    """Endpoints of the slots.
 
     Args:
         worker, names: see `Api`. `slots`: who had which.

@@ -1,4 +1,4 @@
-"""What a request cost, in llama-server's words."""
+"""Cost of a request in llama-server's form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def timings(request: Request) -> dict[str, Any]:
 
 
 def progress(request: Request, read: bool) -> dict[str, Any]:
-    """How much of a prompt is read: nothing but what was cached, or all of it."""
+    """Progress of reading a prompt: cached tokens while `read` is false, all tokens once it is true; time in ms."""
     total, cached = len(request.prompt_ids), request.cached_tokens
     milliseconds = int(1e3 * ((request.first_token or request.arrived) - request.arrived)) if read else 0
     return {"total": total, "cache": cached, "processed": total if read else cached, "time_ms": milliseconds}

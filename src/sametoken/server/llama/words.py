@@ -92,7 +92,7 @@ class NativeWords:
         return events
 
     def _scored(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """What each token of a chunk has in its own event; a text that is not that of its tokens is the last one's."""
+        """One event per token of a chunk; where the token texts do not join to the chunk text, the last has all."""
         items = chunk.logprobs or []
         texts = [self._tokenizer.token_bytes(item.token_id).decode(errors="replace") for item in items]
         if "".join(texts) != chunk.text:

@@ -32,7 +32,7 @@ LINK = re.compile(rb'((?:href|src)=")(?=playground/|docs)')
 
 
 def is_reference(path: str) -> bool:
-    """Whether a path belongs to the page of the API rather than to the playground."""
+    """True if a path belongs to the page of the API rather than to the playground."""
     return path.startswith("/docs")
 
 
