@@ -101,7 +101,7 @@ def test_the_scan_of_words_sees_every_kind_of_name() -> None:
 
 # Rooms and files whose docstrings are not rewritten yet; this list only becomes shorter.
 NOT_REWRITTEN = {
-    "cli.py", "heads/draft_model/training.py", "heads/eagle/options.py", "heads/eagle1/training.py", "options", "train",
+    "cli.py", "heads/draft_model/training.py", "heads/eagle/options.py", "heads/eagle1/training.py", "options",
 }  # fmt: skip
 BANNED_OPENINGS = re.compile(r"(What|The same|How|Whether|Where|Says|Asks|Knows|Hears|Tells|Lets|Gives)\b")
 

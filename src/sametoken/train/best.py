@@ -19,7 +19,7 @@ RECORD = "best.json"
 
 
 def evaluated_by(keep: KeepSettings) -> dict[str, Any]:
-    """What an acceptance length depends on besides the head: prompts and how they are answered."""
+    """Conditions of an acceptance length besides the head: evaluation prompts, answer tokens and draft length."""
     assert keep.eval_data is not None
     file = user_path(keep.eval_data)
     return {
@@ -42,7 +42,7 @@ class Best:
         self.acceptance = self._recorded()
 
     def comparable(self, conditions: Mapping[str, Any]) -> bool:
-        """Whether another head's evaluation under these conditions says which is better; without a head it does."""
+        """True if an evaluation under these conditions can be compared with the kept head's, or if no head is kept."""
         return not self.place.exists() or (self.acceptance is not None and self._conditions == conditions)
 
     def note(self, acceptance: float, conditions: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{BEING_WRITTEN}*", ".head-*", ".mode
 
 
 class Saved(NamedTuple):
-    """What a run needs to go on.
+    """State that a run needs to continue.
 
     Attributes:
         weights: parameters and buffers by name. `optimiser`: moments by "parameter/kind".
@@ -151,7 +151,7 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
 
 
 def _progress(found: Any, checkpoint: Path) -> dict[str, Any]:
-    """What a manifest says of the progress, if it can be true."""
+    """Progress of a manifest, checked. Raises TypeError or ValueError if a value cannot be true."""
     for name, kinds in PROGRESS.items():
         if type(found[name]) not in kinds:
             raise TypeError(f"{name} is {found[name]!r}")

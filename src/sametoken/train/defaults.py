@@ -26,7 +26,7 @@ EVALUATIONS = 8  # of a run
 
 
 class Facts(NamedTuple):
-    """What settings are chosen from.
+    """Facts from which defaults of settings are chosen.
 
     Attributes:
         lengths: tokens of each sample.

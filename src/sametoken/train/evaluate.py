@@ -50,7 +50,7 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """How drafts are evaluated.
+    """Settings of an evaluation of drafts.
 
     Attributes:
         max_draft_len: longest draft, always drafted in full.
@@ -68,7 +68,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What drafts did for some prompts.
+    """Results of drafting for a set of prompts.
 
     Attributes:
         prompts, tokens, forwards: prompts, each turn of a conversation being one, tokens emitted, and forwards of the

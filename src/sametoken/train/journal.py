@@ -1,4 +1,4 @@
-"""What a run says while it goes on: a line of JSON per event, TensorBoard, and curves of both as a picture."""
+"""Log of a run: a line of JSON per event, TensorBoard, and curves of both as a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory one process of a training run takes, as arithmetic from the shapes of target and draft.
+"""Memory of one process of a training run, computed from the shapes of target and draft.
 
 It leaves out the draft's own activations and torch itself, which do not depend on the mode.
 """

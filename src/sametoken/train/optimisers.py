@@ -1,4 +1,4 @@
-"""What turns gradients into steps: AdamW, or Muon for the matrices inside a head and AdamW for the rest.
+"""Optimisers: AdamW, or Muon for the matrices inside a head and AdamW for the rest.
 
 Muon (Jordan et al. 2024) makes every update of a matrix orthogonal, which gets further in few steps; its rate is scaled
 so that one learning rate means the same for both (Liu et al., arXiv 2502.16982).
@@ -62,7 +62,7 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _orthogonal_step(update: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """What Muon adds to a whole matrix: a step of torch's own from zeros, without momentum and decay."""
+    """Muon's update of a whole matrix: torch's step from zeros, without momentum and weight decay."""
     moved = nn.Parameter(torch.zeros_like(update))
     moved.grad = update
     kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -71,7 +71,7 @@ def _orthogonal_step(update: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _is_inner(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter turns hidden states into hidden states."""
+    """True if a parameter is a matrix that maps hidden states to hidden states."""
     return parameter.dim() == 2 and not name.endswith("head.weight") and "embed" not in name
 
 

@@ -67,7 +67,7 @@ class Parallel:
         self._processes = Processes(place, self.device, alike) if self.count > 1 else None
 
     def together(self) -> AbstractContextManager[None]:
-        """What the processes do together; an error in one of them is an error in all."""
+        """Context of work that all processes share; an error in one process is an error in all."""
         return nullcontext() if self._processes is None else self._processes.together()
 
     def require_equal(self, name: str, value: str) -> None:
@@ -81,7 +81,7 @@ class Parallel:
         return init_device_mesh(self.device.type, (self.count,))
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """What to call instead of `module`; its parameters may be other objects afterwards."""
+        """Module to call instead of `module`, whose parameters may be other objects afterwards."""
         if self.count == 1:
             return module
         if self._fsdp:
@@ -116,7 +116,7 @@ class Parallel:
         return int(found)
 
     def agreed(self, value: Any) -> Any:
-        """What the main process says, in all of them."""
+        """Value of the main process, in all processes."""
         said = [value]
         if self.count > 1:
             torch.distributed.broadcast_object_list(said)

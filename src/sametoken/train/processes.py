@@ -67,7 +67,7 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What the processes do together. An error in one of them ends the others, which say whose it was.
+        """Context of work that all processes share; an error in one ends the others.
 
         Raises:
             SametokenError: another process has ended; its own error is part of the message.
@@ -127,7 +127,7 @@ class Processes:
             self._group.say(key, words)
 
     def _leave(self) -> None:
-        """Lets the others read why this process ends, and closes the connections."""
+        """Close the connections, on rank 0 after a limited wait until the other processes have read of an error."""
         self._watcher.join()
         end = time.monotonic() + LEAVES_S
         with suppress(SametokenError):

@@ -71,7 +71,7 @@ def train(
 
 
 def _alike(plan: TrainingSettings, data: DataSettings) -> dict[str, str]:
-    """What all processes must have been started with; names of files may differ from host to host."""
+    """Options that must be equal in all processes; file names may differ between hosts."""
     groups: tuple[Settings, ...] = (*plan, data)
     options = {name: getattr(group, name) for group in groups for name in type(group).model_fields}
     options |= {name: options[name] is not None for name in ("init_from", "eval_data")}  # a file, or none
@@ -151,7 +151,7 @@ def _source(
 def _objective(
     target: str, directory: Path, plan: TrainingSettings, samples: Prepared, outer: OuterLayers, computed: torch.dtype
 ) -> Objective:
-    """What is trained."""
+    """Objective of the training. Raises ConfigError for a draft vocabulary if the kind of head has none."""
     vocabulary, head = samples.draft_vocabulary, plan.head
     if vocabulary is not None and not head.training.vocabulary:
         able = " or ".join(mode for mode, each in TRAINED.items() if each.training.vocabulary)

@@ -1,4 +1,4 @@
-"""What a user can set about training: the options that `options.training` declares, and those that kinds declare.
+"""Settings of training: the options that `options.training` declares, and those that kinds declare.
 
 Nothing here needs torch, so that a wrong option is refused before anything is loaded.
 """
@@ -64,7 +64,7 @@ class _Chosen(HeadOptions):
 
     @property
     def training(self) -> Training:
-        """How drafts of this kind are trained."""
+        """Training declaration of this kind of drafts."""
         return TRAINED[self.method].training
 
 

@@ -50,7 +50,7 @@ def write_tree(
 
 
 def _objective(name: str, directory: Path) -> type[FixedTrees]:
-    """What writes trees for heads of this kind."""
+    """Class that writes trees for heads of this kind. Raises ConfigError if the kind has no trees."""
     trained = {each.kind.name: each.training for each in TRAINED.values()}
     if name not in trained or not trained[name].tree:
         able = " or ".join(named(each).title for each, training in trained.items() if training.tree)

@@ -1,4 +1,4 @@
-"""What a frozen target gives to training: hidden states of a document, token vectors and the output layer.
+"""Outputs of a frozen target for training: hidden states of a document, token vectors and the output layer.
 
 Either the target runs in the process, or its hidden states are on disk and its blocks are never loaded.
 Legend: S tokens of a document, H hidden size, V vocabulary.

@@ -42,7 +42,7 @@ Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directo
 
 
 class RunInputs(NamedTuple):
-    """What a run works on.
+    """Inputs of a run.
 
     Attributes:
         objective: what is trained.
@@ -58,7 +58,7 @@ class RunInputs(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a run ended.
+    """Outcome of a run.
 
     Attributes:
         head: directory of what to serve.
@@ -229,7 +229,7 @@ class Trainer:
         )
 
     def _evaluation_due(self) -> bool:
-        """Whether the head as it is now is to be evaluated, and was not yet."""
+        """True if the current head is due for an evaluation and was not evaluated yet."""
         keep, done = self.plan.keep, self.progress["step"]
         if self._evaluator is None or keep.eval_steps is None or done <= self.progress["judged"]:
             return False
@@ -272,7 +272,7 @@ class Trainer:
         self.parallel.agreed(None)
 
     def _measured(self, how: Callable[[Evaluator], T]) -> T | None:
-        """What the evaluator returns, None where a signal cuts that short."""
+        """Result of the evaluator; None if a signal interrupts the evaluation."""
         assert self._evaluator is not None
         try:
             with self._stop.at_once():
@@ -318,7 +318,7 @@ class Trainer:
         self.parallel.agreed(None)
 
     def _settings(self) -> dict[str, Any]:
-        """What decides the results of the run, as JSON holds it."""
+        """Settings that decide the results of the run, as JSON values."""
         data = self.inputs.data.manifest
         return self.plan.deciding() | {
             "rows_per_step": self.schedule.rows_per_step,

@@ -1,4 +1,4 @@
-"""What training did since the last line of its log, and how fast, without the time of evaluations and files."""
+"""Progress of training since the last line of its log, and its speed without the time of evaluations and files."""
 
 from __future__ import annotations
 

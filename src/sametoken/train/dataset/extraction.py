@@ -66,7 +66,7 @@ class FeatureReader:
 
     @torch.no_grad()
     def piece(self, tokens: Tensor, start: int) -> Tensor:
-        """The same for the tokens from `start`, at most `PIECE_TOKENS`, whose predecessors were read before."""
+        """States of the tokens from `start`, at most `PIECE_TOKENS`; all tokens before `start` must have been read."""
         tokens = tokens[start : start + PIECE_TOKENS]
         count, place = len(tokens), torch.tensor([start], device=self.device)
         ancestor_mask = chain_mask(1, count, self.device)
@@ -76,12 +76,12 @@ class FeatureReader:
 
 
 def features(states: Tensor) -> Features:
-    """What `FeatureReader` returns, as the features of a sample."""
+    """Features of a sample from the result of `FeatureReader`."""
     return Features(states[:, :-1].flatten(1), states[:, -1])
 
 
 class Extracted(NamedTuple):
-    """How many shards this run wrote, of how many that were its own, and how many are missing of other parts."""
+    """Numbers of shards: written by this run, in this run's own part, and missing in other parts."""
 
     written: int
     own: int
@@ -134,7 +134,7 @@ def spec_of(
     prepared: Prepared, hidden_size: int, computed_in: torch.dtype, taps: tuple[int, ...], dtype: str,
     shard_bytes: int = SHARD_BYTES,
 ) -> HiddenSpec:  # fmt: skip
-    """What the hidden states of these samples under this target are.
+    """Return the specification of the hidden states of these samples under this target.
 
     Args:
         hidden_size: of the target. computed_in: dtype that the target runs in.

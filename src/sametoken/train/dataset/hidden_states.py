@@ -30,7 +30,7 @@ LARGEST = torch.finfo(torch.float8_e4m3fn).max
 
 @dataclass(frozen=True)
 class HiddenSpec:
-    """What hidden states are of; two runs with an equal one write equal shards.
+    """Specification of hidden states; two runs with equal specifications write equal shards.
 
     Attributes:
         format: version of this layout.
@@ -135,7 +135,7 @@ class HiddenStates:
         return Features(states[:, :-1].flatten(1), states[:, -1])
 
     def file(self, number: int) -> Path:
-        """Where a shard is or would be."""
+        """Path of a shard, which need not exist."""
         return self._directory / f"shard-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
@@ -177,10 +177,10 @@ def read_spec(file: Path) -> HiddenSpec:
 
 
 def claim(directory: Path, spec: HiddenSpec) -> None:
-    """Says what a directory's hidden states are of, or agrees with what it says.
+    """Write the specification of a directory's hidden states, or check it against the existing one.
 
     Raises:
-        DataError: it holds those of something else, naming the first difference.
+        DataError: the directory holds other hidden states; the message names the first difference.
     """
     file = directory / MANIFEST
     if not file.exists():
@@ -196,12 +196,12 @@ def claim(directory: Path, spec: HiddenSpec) -> None:
 
 
 def write_stamp(file: Path, stamp: Stamp) -> None:
-    """Says that a shard is whole; comes after the shard itself."""
+    """Mark a shard as complete; call after writing the shard."""
     write_json(_stamp_file(file), stamp._asdict())
 
 
 def read_stamp(file: Path) -> Stamp:
-    """What a shard must be. Raises DataError if that is damaged."""
+    """Size and digest that a shard must have. Raises DataError if the stamp is damaged."""
     found = read_object(_stamp_file(file))
     try:
         return Stamp(int(found["bytes"]), str(found["sha256"]))

@@ -50,7 +50,7 @@ class Answers(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """How conversations are put to the model, and what of them counts.
+    """Rules for rendering conversations and for the tokens that count in the loss.
 
     Attributes:
         end_of_turn: the token with which a model ends its answer counts too.
@@ -127,7 +127,7 @@ class _Conversation:
         self._sign = next(unused_signs(self.whole.text))
 
     def prompt(self, place: int) -> str | None:
-        """What a server would send to get message `place`; None where there is nothing to send."""
+        """Prompt that a server would render for message `place`; None if the template refuses."""
         try:
             return self._render(self._messages[:place], prompt=True)
         except RequestError:
@@ -153,7 +153,7 @@ class _Conversation:
         return min(before + common_prefix(tail, text[before:]), end), end
 
     def closing(self, place: int) -> str:
-        """What follows message `place` when it is the last; "" where the template refuses that."""
+        """Text after message `place` as the last message; "" if the template refuses or changes earlier text."""
         text, end = self.whole.text, self._differing(place)[1]
         try:
             alone = self._render(self._messages[: place + 1], prompt=False)
@@ -162,14 +162,14 @@ class _Conversation:
         return alone[end:] if alone[:end] == text[:end] else ""
 
     def _differing(self, place: int) -> tuple[int, int]:
-        """Where the whole text depends on message `place`."""
+        """Start and end of the part of the whole text that depends on message `place`."""
         text = self.whole.text
         changed = self._changed(self._messages, place, prompt=False)
         start = common_prefix(text, changed)
         return start, len(text) - common_suffix(text[start:], changed[start:])
 
     def _unmoved(self, place: int, prompt: str) -> int:
-        """How many characters at the end of the prompt for message `place` do not depend on the message before it."""
+        """Number of characters at the end of the prompt for message `place` independent of the message before."""
         return common_suffix(prompt, self._changed(self._messages[:place], place - 1, prompt=True))
 
     def _changed(self, messages: Sequence[dict[str, Any]], place: int, *, prompt: bool) -> str:
@@ -188,7 +188,7 @@ class _Conversation:
 
 
 def common_prefix(a: str, b: str) -> int:
-    """How many characters two texts have in common at their start."""
+    """Number of characters that two texts have in common at their start."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -200,7 +200,7 @@ def common_prefix(a: str, b: str) -> int:
 
 
 def common_suffix(a: str, b: str) -> int:
-    """How many characters two texts have in common at their end."""
+    """Number of characters that two texts have in common at their end."""
     return common_prefix(a[::-1], b[::-1])
 
 

@@ -44,7 +44,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """What samples are made from and how; equal ones give equal samples.
+    """Sources and settings of samples; equal origins give equal samples.
 
     Attributes:
         target: the model's name. `target_digest`: `checkpoint.identity.model_digest` of it.
@@ -74,7 +74,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Counts:
-    """What preparing met.
+    """Statistics of a preparation.
 
     Attributes:
         samples, tokens, masked: what there is; masked tokens count in the loss.
@@ -98,7 +98,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory holds.
+    """Contents of a directory of prepared samples.
 
     Attributes:
         files: what each file must be.

@@ -27,7 +27,7 @@ PLACE = "hidden_states_path"  # of vLLM's answer
 
 
 class WantedStates(NamedTuple):
-    """What servers compute.
+    """Hidden states that servers compute.
 
     Attributes:
         taps: blocks whose outputs are wanted, 0-based. layers: number of blocks of the target.
@@ -43,7 +43,7 @@ class WantedStates(NamedTuple):
 
     @property
     def layer_ids(self) -> list[int]:
-        """What vLLM calls `eagle_aux_hidden_state_layer_ids`: number i is the input of block i; ascending."""
+        """Ascending values of vLLM's `eagle_aux_hidden_state_layer_ids`: number i is the input of block i."""
         return sorted({*(tap + 1 for tap in self.taps), self.layers})
 
     def states(self, found: dict[str, Tensor], tokens: Tensor) -> Tensor:

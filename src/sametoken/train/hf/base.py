@@ -1,4 +1,4 @@
-"""What a frozen transformers model gives to a head in training, found by its structure: hidden states, vectors, scores.
+"""Access to a frozen transformers model for training a head, found by its structure: hidden states, vectors, scores.
 
 transformers itself is not imported; whatever has the methods of its causal language models will do. Legend: B rows,
 S tokens of a row, H hidden size, V vocabulary.
@@ -59,7 +59,7 @@ def outer_of(model: Any, config: ModelConfig) -> OuterLayers:
 
 @contextmanager
 def _outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """What the blocks put out while the model runs within this context, in their order."""
+    """Outputs of the blocks, in order; filled at the end of this context, in which the model runs once."""
     found: dict[int, Tensor] = {}
 
     def keep(place: int) -> Any:

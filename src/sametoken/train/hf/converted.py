@@ -57,7 +57,7 @@ class Outputs(dict[str, Any]):
 
 
 class Conversion(NamedTuple):
-    """What a converted model was made with, and how it is written.
+    """Settings of a converted model's conversion and saving.
 
     Attributes:
         mode, config: as `convert` was given them. `chosen`: what they mean.
@@ -73,7 +73,7 @@ class Conversion(NamedTuple):
 
 
 class Converted(nn.Module):
-    """What a converted model does differently; its class comes first, then the model's own."""
+    """Behaviour that a converted model adds; in its class, this base precedes the model's own class."""
 
     sametoken: HeadObjective
     sametoken_plan: Conversion
@@ -201,7 +201,7 @@ class Converted(nn.Module):
 
 
 def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_base: bool = False) -> Any:
-    """Gives a transformers model a head to train, in place; the model itself is frozen.
+    """Attach a head to a transformers model for training, in place; the model itself is frozen.
 
     Args:
         model: a causal language model of an architecture that can be served here.
@@ -243,7 +243,7 @@ def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[s
 
 
 def restore(model: Any, directory: str | Path) -> Any:
-    """Gives a model the head that `save_pretrained` wrote, to go on training it.
+    """Attach the head that `save_pretrained` wrote to a model, to continue training.
 
     Args:
         model: the same model as before, as transformers loads it.
@@ -310,7 +310,7 @@ def _batch(tokens: Tensor, real: Tensor, labels: Tensor) -> Batch:
 
 
 def _computed_in(last: Tensor) -> torch.dtype:
-    """What the head computes in: what autocast says, or what the model is in."""
+    """Data type of the head's computation: autocast's if enabled, else the model's."""
     device = last.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else last.dtype
 

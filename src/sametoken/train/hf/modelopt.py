@@ -1,4 +1,4 @@
-"""What a mode and its configuration in ModelOpt's names say, and reduced vocabularies from files."""
+"""Settings from a mode and its configuration in ModelOpt's names, and reduced vocabularies from files."""
 
 from __future__ import annotations
 
