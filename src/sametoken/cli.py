@@ -67,6 +67,7 @@ COMMAND_GROUPS = {
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
 WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare", "train", "evaluate", "quantize")
+NO_TORCH = re.compile("-h$|--help$|--engine")  # for which nothing is computed here
 DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are taken
 # Commands of Ollama, llama.cpp, transformers and vLLM, and what is near here.
 ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
@@ -117,7 +118,7 @@ class CommandList(TyperGroup):
         for count in (3, 2, 1):
             name = " ".join(args[:count])
             if name in COMMANDS:
-                if name in WITH_TORCH and not {"-h", "--help"} & set(args) and not ctx.resilient_parsing:
+                if name in WITH_TORCH and not any(map(NO_TORCH.match, args)) and not ctx.resilient_parsing:
                     link_torch()
                 return name, build_command(name), args[count:]
             below = {each: purpose for each, purpose in COMMANDS.items() if each.startswith(f"{name} ")}

@@ -259,3 +259,11 @@ def test_a_template_may_refuse_some_conversations(model: Path) -> None:
     llm = LLM(str(model))
     with pytest.raises(RequestError, match="no system"):
         llm.chat([{"role": "user", "content": "a"}])
+
+
+def test_a_bad_tokenizer_from_elsewhere_is_named_alone(tiny_pair: Pair, tmp_path: Path) -> None:
+    bad = Path(shutil.copytree(tiny_pair.target, tmp_path / "bad"))
+    (bad / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
+    line = refusal(lambda: LLM(tiny_pair.target, tokenizer=str(bad)))
+    assert str(bad) in line
+    assert tiny_pair.target not in line

@@ -297,6 +297,7 @@ def test_a_tokenizer_in_equal_files_is_not_read_again(
     [
         ("added_tokens.json", '{"<new>": 9}'),
         ("generation_config.json", '{"eos_token_id": 9}'),
+        ("config.json", '{"model_type": "llama", "text_config": {"eos_token_id": 9}}'),
         ("tokenizer.model", "another one"),
     ],
 )

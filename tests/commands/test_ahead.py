@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sametoken.commands import ahead
-from sametoken.commands.ahead import CUDA, LIBRARY, link_torch, starting
+from sametoken.commands.ahead import DEVICES, LIBRARY, link_torch, starting
 
 LINK = "from sametoken.commands.ahead import link_torch; link_torch()"
 LINKED = """
@@ -44,16 +44,18 @@ def test_a_process_may_end_while_torch_is_linked() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is linked ahead elsewhere")
-@pytest.mark.parametrize("cuda", [False, True])
-def test_a_build_for_cuda_is_left_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool) -> None:
+@pytest.mark.parametrize("further", [(), *((name,) for name in DEVICES)], ids=str)
+def test_a_build_for_gpus_is_left_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, further: tuple[Path, ...]
+) -> None:
     begun = Mock()
     (tmp_path / "lib").mkdir()
-    for name in (LIBRARY, CUDA)[: 1 + cuda]:
+    for name in (LIBRARY, *further):
         (tmp_path / name).touch()
     monkeypatch.setattr(ahead, "find_spec", lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path)]))
     monkeypatch.setattr(ahead, "Thread", begun)
     link_torch()
-    assert begun.called is not cuda
+    assert begun.called is not bool(further)
 
 
 def test_a_start_leaves_collection_and_turns_as_they_were() -> None:

@@ -31,6 +31,7 @@ class Below(Read):
     """several lines,
     with blanks before the second.
     """
+    first: int = 3
 
 
 @pytest.mark.parametrize("owner", [Read, Below])

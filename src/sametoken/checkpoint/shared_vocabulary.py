@@ -12,7 +12,8 @@ from sametoken.errors import DraftMismatchError
 
 SETTINGS = "tokenizer_config.json"
 OLDER = ("special_tokens_map.json", "added_tokens.json")  # transformers reads them too
-READ = (("config.json", "model_type"), ("config.json", "eos_token_id"), ("generation_config.json", "eos_token_id"))
+CONFIGS = ("config.json", "generation_config.json")
+READ = ("model_type", "eos_token_id", "text_config")
 
 
 def same_files(target: Path, draft: Path) -> bool:
@@ -21,7 +22,10 @@ def same_files(target: Path, draft: Path) -> bool:
     Such tokenizers are equal, and reading one of 150,000 tokens to compare it takes a second.
     """
     names = _names(target)
-    equal = names == _names(draft) and all(cmp(target / name, draft / name, shallow=False) for name in names)
+    try:
+        equal = names == _names(draft) and all(cmp(target / name, draft / name, shallow=False) for name in names)
+    except OSError:  # whoever reads the tokenizer names the file
+        return False
     return equal and _stated(target) == _stated(draft)
 
 
@@ -32,7 +36,8 @@ def _names(directory: Path) -> set[str]:
 def _stated(directory: Path) -> tuple[object, ...]:
     settings = {**(read_json(directory / SETTINGS) or {})}
     settings.pop("chat_template", None)
-    values = [(read_json(directory / file) or {}).get(key) for file, key in READ]
+    configs = [read_json(directory / name) or {} for name in CONFIGS]
+    values = [config.get(key) for config in configs for key in READ]
     return (settings, (directory / LINK).exists(), *values)
 
 

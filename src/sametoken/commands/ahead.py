@@ -16,7 +16,8 @@ from pathlib import Path
 from threading import Thread
 
 TURN_S = 0.0005
-LIBRARY, CUDA = Path("lib", "libtorch_cpu.so"), Path("lib", "libtorch_cuda.so")
+LIBRARY = Path("lib", "libtorch_cpu.so")
+DEVICES = tuple(Path("lib", f"libtorch_{name}.so") for name in ("cuda", "hip", "xpu"))
 
 
 def link_torch() -> None:
@@ -28,7 +29,7 @@ def link_torch() -> None:
     if sys.platform != "linux" or spec is None:
         return
     places = [Path(place) for place in spec.submodule_search_locations or ()]
-    if any((place / CUDA).exists() for place in places):  # torch itself brings CUDA's libraries in an order of its own
+    if any((place / name).exists() for place in places for name in DEVICES):  # torch itself brings their libraries
         return
     link = ctypes.CDLL(None).dlopen  # a foreign function, which runs without the lock of the interpreter
     link.restype, link.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)

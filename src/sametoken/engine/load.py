@@ -24,7 +24,7 @@ from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
 from sametoken.checkpoint.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
-from sametoken.errors import ConfigError, DraftMismatchError
+from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
 from sametoken.heads.read import is_head
 from sametoken.heads.serve import LoadedDraft, load_draft
 from sametoken.kernels.cpu.variant import status
@@ -75,7 +75,8 @@ def load_models(
 ) -> Loaded:
     """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
 
-    What configuration and tokenizer rule out is refused before weights are downloaded or read.
+    What the configuration rules out is refused before weights are read. The tokenizer is read beside them: a bad one
+    ends the load before the target's next tensor. Before weights of the target are downloaded it is read first.
 
     Args:
         speculative: how drafts are made, which may say what kind of draft the model is.
@@ -97,6 +98,7 @@ def load_models(
             check(place)
     ranks, part, draft_part = None, RankPart(), RankPart()
     if config.tensor_parallel_size > 1:
+        tokenizer.result()  # a bad one is refused before other processes start
         also = None
         if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
             check_cut_draft(place, config.tensor_parallel_size)
@@ -111,16 +113,21 @@ def load_models(
             plan.deterministic, speculative.method, draft_part, cache=config.weight_cache,
         )  # fmt: skip
         part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
-    target = load_decoder(
-        directory,
-        plan.dtype,
-        plan.device,
-        plan.limit,
-        config.quantization,
-        part,
-        cache=config.weight_cache,
-        watch=lambda: tokenizer.done() and tokenizer.result(),
-    )
+    try:
+        target = load_decoder(
+            directory,
+            plan.dtype,
+            plan.device,
+            plan.limit,
+            config.quantization,
+            part,
+            cache=config.weight_cache,
+            watch=lambda: tokenizer.done() and tokenizer.result(),
+        )
+    except CheckpointError:
+        if tokenizer.done():
+            tokenizer.result()  # its own error, which names its own file
+        raise
     target.set_deterministic(plan.deterministic)
     if ranks is not None:
         target.join(ranks.target)

@@ -21,7 +21,7 @@ def texts_of_fields(owner: type) -> Mapping[str, str]:
         if part.__module__.partition(".")[0] == "pydantic":  # whose own fields are no options
             continue
         found |= _texts(part.__module__).get(part.__qualname__, {})
-    return found
+    return {name: text for name, text in found.items() if text}
 
 
 @cache
@@ -42,9 +42,11 @@ def _classes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.Class
 
 
 def _below_fields(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    for field, below in pairwise(body):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-            continue
-        match below:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                yield field.target.id, inspect.cleandoc(text)
+    """Each field of a class with the text below it, "" if there is none, which a text of a base does not replace."""
+    for field, below in pairwise([*body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield field.target.id, inspect.cleandoc(text)
+                case _:
+                    yield field.target.id, ""
