@@ -215,8 +215,10 @@ def _dear_verify(case: Evidence) -> str | None:
 
 
 def _verifyfactor(other: Cell, case: Evidence) -> float | None:
-    """Verification cost relative to a plain step, for another batch with the prompts and draft length of the case; None
-    if unknown.
+    """Time of verification divided by that of a plain step's forward; None if unknown.
+
+    Args:
+        other: another batch, with the prompts and draft length of the case.
     """
     if other.texts != case.cell.texts:
         return None

@@ -116,7 +116,7 @@ class Acceptance:
 
 
 class Overlap:
-    """Correlation of the places at which several drafters are right.
+    """Counts of how far several drafters and their union are right, from which the gain of the union follows.
 
     Args:
         drafters: number of drafters.
@@ -136,8 +136,7 @@ class Overlap:
     @property
     def spread(self) -> float:
         """Gain of a union over the best drafter, relative to the gain of independent drafters: 0 if all are right at
-        equal
-        places, more than 1 if one is right where others are wrong.
+        equal places, more than 1 if one is right where others are wrong.
         """
         more = expected = 0.0
         for *each, union in zip(*self._held, strict=True):

@@ -202,7 +202,8 @@ class StepBatch:
     def worth(self, ways: Sequence[Way], choice: ChosenLengths) -> tuple[dict[int, float], dict[str, Time]]:
         """Worth of an accepted guess by request, and worth of time by drafter, in one unit.
 
-        The unit is the relative decrease of the sum over rows of the time of a token.
+        The unit is a decrease of the sum over rows of (time of a token) ** `POWER`, divided by `POWER` times
+        (seconds of the step) ** `POWER`.
         """
         step, on = _Step(self, ways), [i for i, length in enumerate(choice.lengths) if length]
         for i in on:
@@ -226,7 +227,12 @@ class StepBatch:
         return self.costs.feed(method, self.rows[i].backlog) if self.runs_model(method) else 0.0
 
     def ways(self, now: int, spread: Callable[[Sequence[str]], float]) -> list[Sequence[Way]]:
-        """Best way of each row to draft, and for a way that runs a model, the best one without a model."""
+        """Best ways of all rows to draft; if one of them runs a model, also the best ways of all rows without models.
+
+        Args:
+            now: number of the step.
+            spread: of methods whose guesses are united, see `Overlap`.
+        """
         best, hosts, free = list[Way](), list[Way](), set(self.free)
         groups = {methods: _groups(methods, self.runs_model) for methods in {self.rows[i].methods for i in free}}
         spreads = {each: spread(each) for group in groups.values() for each, _ in group if len(each) > 1}

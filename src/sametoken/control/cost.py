@@ -142,8 +142,8 @@ class Costs:
 
     def step(self, nodes: float, rows: int, context: float, beside: int = 0) -> float:
         """Seconds of a step without its drafts: a forward of `rows` decoding rows after `context` tokens on average,
-        and of `nodes`
-        draft tokens. The time of `beside` prompt tokens is not counted, but draft tokens may cost more beside them.
+        and of `nodes` draft tokens. The time of `beside` prompt tokens is not counted, but draft tokens may cost more
+        beside them.
         """
         seconds = self._step(rows + nodes) + (self._row + self._key * context) * rows
         alone, together = (self._step(tokens + nodes) - self._step(tokens) for tokens in (rows, rows + beside))

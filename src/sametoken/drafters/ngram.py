@@ -58,7 +58,7 @@ class NgramPool:
             self._old, self._young = self._young, {}
 
     def continuation(self, text: Text, pending: int, limit: int) -> list[int]:
-        """Tokens, at most `limit`, that followed the longest n-gram that ends `text + [pending]`; [] if none did."""
+        """At most `limit` tokens that followed the longest known n-gram that ends `text + [pending]`; [] if none is."""
         for size in self._sizes:
             if size > len(text) + 1:
                 continue

@@ -94,7 +94,7 @@ class OutputStore:
         return sum(each.tokens for generations in self._owners.values() for each in generations)
 
     def of(self, owner: str) -> list[SuffixAutomaton]:
-        """Indices of the outputs of an owner's requests, the older ones first."""
+        """Suffix automata of the outputs of an owner's requests, one per generation, the older first."""
         return [each.index for each in self._owners.get(owner, ())]
 
     def add(self, owner: str, output: Sequence[int]) -> None:

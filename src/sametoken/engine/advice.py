@@ -66,8 +66,10 @@ class Pauses:
         self._forwards = self._left_out = self._changes = 0
 
     def saw_forward(self, left_out: bool) -> bool:
-        """Note a forward that could have drafted; `left_out` if it had no draft. Return True if a change is to be
-        logged.
+        """Note a forward that could have drafted. Return True if a change is to be logged.
+
+        Args:
+            left_out: true if it had no draft because none was expected to pay.
         """
         self._forwards += 1
         self._left_out += left_out

@@ -63,8 +63,7 @@ class ExpertConfig:
 
     def work(self, tokens: float) -> float:
         """Cost of a forward of `tokens` tokens, in expert reads: the experts that the tokens choose, each
-        independently, and a
-        share of `TOKEN_WORK` for each token's own arithmetic.
+        independently, and a share of `TOKEN_WORK` for each token's own arithmetic.
         """
         read = self.count * (1 - math.pow(1 - self.chosen / self.count, tokens))
         return read + TOKEN_WORK * self.chosen * tokens

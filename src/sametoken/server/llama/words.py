@@ -214,10 +214,10 @@ class LlamaWords:
                 event["timings"] = timings(request)
         if chunk.completion is not None and self._verbose and events:
             events[-1]["__verbose"] = self._native(place, chunk.completion)
-        if self._progress and place not in self._began and events:
+        if self._progress and events and place not in self._began:
+            self._began.add(place)
             opening = _without_text(self._opening if "type" in events[0] else events[0])
             events = [{**opening, "prompt_progress": progress(request, read)} for read in (False, True)] + events
-        self._began.add(place)
         return list(events)
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
