@@ -16,7 +16,6 @@ from sametoken.engine.pace import Pace
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Request
-from sametoken.engine.runner import roots
 from sametoken.engine.scheduler import Scheduler
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling
@@ -87,7 +86,7 @@ def execute(planner: Scheduler, plan: Plan, rows: dict[int, Request], accept: in
     for row, start, tokens, last in plan.prefill:
         drawn = rows[row].emit([token], 0, [], []) if last else None
         results.append(RowResult(rows[row], start, tokens, None, 0, 0, drawn, prompt=True))
-    planner.advance(Done(plan, Proposal(roots([]), []), results, []))
+    planner.advance(Done(plan, Proposal((), (), []), results, []))
     return [rows[row] for row in sorted(rows) if rows[row].finish_reason is not None]
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 
 from engine_checks import make_llm, prompts, save_pair
 from sametoken import SamplingParams
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.padded import Guess, guesses_of, padded
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal
-from sametoken.engine.trees import groups, sizes
+from sametoken.engine.trees import groups
 from sametoken.speculation.draft import Draft, ancestors
 from sametoken.speculation.params import RequestSpeculation
 
@@ -26,10 +26,11 @@ def guesses(draw: st.DrawFn) -> Guess:
 @given(rows=st.lists(guesses(), min_size=1, max_size=6))
 @settings(max_examples=80, deadline=None)
 def test_groups_hold_every_node_once_and_no_padding(rows: list[Guess]) -> None:
-    draft = padded(range(100, 100 + len(rows)), rows)
-    counts = [1 + len(row.tokens) for row in rows]
-    assert sizes(draft) == counts
-    found = groups(draft, ragged=True)
+    pending = range(100, 100 + len(rows))
+    draft = padded(pending, rows)
+    counts, device = [1 + len(row.tokens) for row in rows], torch.device("cpu")
+    assert guesses_of(draft) == rows
+    found = groups(pending, rows, device, ragged=True)
     assert [trees.nodes for trees in found] == sorted(set(counts))
     assert found[-1].end == sum(counts)
     assert sorted(place for trees in found for place in trees.places) == list(range(len(rows)))
@@ -41,8 +42,9 @@ def test_groups_hold_every_node_once_and_no_padding(rows: list[Guess]) -> None:
             assert trees.draft.parents[at].tolist() == [-1, *rows[place].parents]
             whole = Draft(draft.tokens[[place], : trees.nodes], draft.parents[[place], : trees.nodes])
             assert torch.equal(trees.ancestor_mask[at], ancestors(whole.parents)[0])
-    [rectangle] = groups(draft, ragged=False)
+    [rectangle] = groups(pending, rows, device, ragged=False)
     assert torch.equal(rectangle.draft.tokens, draft.tokens)
+    assert torch.equal(rectangle.draft.parents, draft.parents)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -61,5 +63,5 @@ def test_a_plain_row_beside_long_drafts_is_one_token_of_the_forward(tmp_path_fac
     wide = [done for done in counted if len(done.plan.decode) == 3 and done.plan.decode[1].limit]
     assert wide
     for done in wide:
-        assert done.tokens == sum(sizes(done.proposal.draft))
-        assert done.tokens < done.proposal.draft.tokens.numel()
+        sizes = [1 + len(guess.tokens) for guess in done.proposal.guesses]
+        assert done.tokens == sum(sizes) < len(sizes) * max(sizes)

@@ -22,9 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sametoken.drafters import tree
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Plain, Proposer
+from sametoken.drafters.padded import NO_GUESS, chain, guesses_of
 from sametoken.engine.device_step import decode_step
 from sametoken.engine.plan import Decode, Plan, PromptPiece
-from sametoken.engine.runner import Runner, merge
+from sametoken.engine.runner import Runner
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter
@@ -38,7 +39,6 @@ from sametoken.model.formats.coded import Code, Coded
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation import draft
-from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
 
@@ -232,21 +232,19 @@ def test_the_hosts_step_mixes_no_devices(method: str, truth: bool, rule: str) ->
     prompt, known = [3, 4, 5], [[3, 4, 5], [3, 4, 5]]
     with Answers(truth):
         pieces = tuple(PromptPiece(row, 0, tuple(prompt), last=True) for row in range(2))
-        read = runner.forward(Plan(prefill=pieces), merge([], []), lambda at: Sampling.of([rows[i] for i in at]))
+        read = runner.forward(Plan(prefill=pieces), [], [], lambda at: Sampling.of([rows[i] for i in at]))
         for step in range(3):
-            pending = [0, 0]
-            if drafter is None:
-                guessed = merge(pending, [])
-            else:
+            pending, guesses = [0, 0], [NO_GUESS] * 2
+            if drafter is not None:
                 if step == 0:
                     for row in range(2):
                         drafter.admit(row, [])
                 features = None if read.features is None else torch.cat([*read.features])
                 drafter.observe([0, 1], known, features)
-                guessed = drafter.propose([0, 1], pending, [DEPTH, 1], Sampling.of(rows))
+                guesses = guesses_of(drafter.propose([0, 1], pending, [DEPTH, 1], Sampling.of(rows)))
             start = 3 + step
             decode = tuple(Decode(row, DEPTH, start=start) for row in range(2))
-            read = runner.forward(Plan(decode=decode), guessed, lambda at: Sampling.of([rows[i] for i in at]))
+            read = runner.forward(Plan(decode=decode), pending, guesses, lambda at: Sampling.of([rows[i] for i in at]))
             known = [[0], [0]]
             assert len(read.paths) == 2
             for row in rows:
@@ -256,10 +254,11 @@ def test_the_hosts_step_mixes_no_devices(method: str, truth: bool, rule: str) ->
 def test_a_look_would_be_noticed() -> None:
     """The engine's own step compares the accepted path on the host."""
     runner, _, _ = parts(2, "plain")
-    guessed = Draft(torch.zeros(2, 3, dtype=torch.int64, device=CUDA), chain_parents(2, 3, CUDA))
+    guesses = [chain([0, 0])] * 2
     sampling = Sampling.of([RowSampling(SamplingParams(temperature=0.0), 1, [1], 96, device=CUDA)] * 2)
+    plan = Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4)))
     with pytest.raises(DataDependentOutputException):
-        runner.forward(Plan(decode=(Decode(0, 2, start=4), Decode(1, 2, start=4))), guessed, lambda at: sampling)
+        runner.forward(plan, [0, 0], guesses, lambda at: sampling)
     with pytest.raises(AssertionError, match="Python numbers"), Watch():
         torch.tensor([1, 2], device=CUDA)
 

@@ -23,8 +23,8 @@ REACHED = [
     "speculation/verify.py",
 ]  # fmt: skip
 # Functions whose tensors lie on the CPU whatever the target's device, and those that read a result for the host.
-ON_CPU = {"padded", "merge", "roots", "_straightened", "_walk"}
-FOR_THE_HOST = {"_remember", "forward", "_paths", "sizes", "committed_features"}
+ON_CPU = {"_straightened", "_walk"}
+FOR_THE_HOST = {"_remember", "forward", "_paths", "guesses_of", "committed_features"}
 
 
 def found(name: str, wanted: Callable[[ast.Call, ast.Attribute], bool]) -> list[str]:

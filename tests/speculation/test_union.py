@@ -8,7 +8,6 @@ import time
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sametoken.speculation.draft import PADDING
 from sametoken.speculation.union import union
 
 Tree = tuple[list[int], list[int]]
@@ -16,22 +15,20 @@ Path = tuple[int, ...]
 
 
 def tree(luck: random.Random, nodes: int, vocab: int) -> Tree:
-    """A random tree after token 9: few tokens, so that paths are shared and siblings repeat; padding at its end."""
-    tokens, parents = [9], [-1]
+    """A random tree after a root: few tokens, so that paths are shared and siblings repeat."""
+    tokens, parents = list[int](), list[int]()
     for node in range(1, nodes):
         tokens.append(luck.randrange(vocab))
         parents.append(luck.choice([node - 1, luck.randrange(node)]))
-    end = luck.randrange(3)
-    return [*tokens, *[PADDING] * end], [*parents, *range(len(tokens) - 1, len(tokens) - 1 + end)]
+    return tokens, parents
 
 
 def paths(found: Tree) -> list[Path]:
-    """The path to every node, the root's empty; padding left out."""
-    tokens, parents = found
+    """The path to every node, the root's empty."""
     said: list[Path] = [()]
-    for token, parent in zip(tokens[1:], parents[1:], strict=True):
+    for token, parent in zip(*found, strict=True):
         said.append((*said[parent], token))
-    return [path for path in said if PADDING not in path]
+    return said
 
 
 @given(seed=st.integers(0, 10**6), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), vocab=st.integers(1, 4))
@@ -40,10 +37,9 @@ def test_it_has_every_path_once_and_knows_who_said_it(seed: int, sizes: list[int
     luck = random.Random(seed)
     trees = [tree(luck, size, vocab) for size in sizes]
     found = union(trees, most=99)
-    assert all(parent < node for node, parent in enumerate(found.parents))
-    assert (found.tokens[0], found.parents[0]) == (9, -1)
+    assert all(0 <= parent < node for node, parent in enumerate(found.parents, 1))
     joint, parts = paths((found.tokens, found.parents)), [set(paths(each)) for each in trees]
-    assert len(joint) == len(set(joint)) == len(found.tokens)
+    assert len(joint) == len(set(joint)) == 1 + len(found.tokens)
     assert set(joint) == set().union(*parts)
     for path, sayers in zip(joint, found.said, strict=True):
         assert [bool(sayers >> part & 1) for part in range(len(trees))] == [path in part for part in parts]
@@ -62,7 +58,7 @@ def test_it_keeps_to_the_room_that_there_is(seed: int, most: int) -> None:
     luck = random.Random(seed)
     trees = [tree(luck, 7, 3) for _ in range(3)]
     found, whole = union(trees, most), union(trees, 99)
-    assert len(found.tokens) == min(1 + most, len(whole.tokens))
+    assert len(found.tokens) == min(most, len(whole.tokens))
     assert set(paths((found.tokens, found.parents))) <= set(paths((whole.tokens, whole.parents)))
     assert all(found.said)
 

@@ -1,4 +1,4 @@
-"""One rectangular `Draft` from ragged guesses on the host, whatever their drafter."""
+"""Guesses on the host, lists of integers as long as each row needs. A forward reads them as one rectangular `Draft`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.draft import PADDING, Draft, chain_parents
 
 
 class Guess(NamedTuple):
@@ -27,22 +27,32 @@ def chain(tokens: list[int]) -> Guess:
     return Guess(tokens, list(range(len(tokens))))
 
 
-def padded(pending: Sequence[int], guesses: Sequence[Guess]) -> Draft:
-    """Draft [B, N] on the CPU, N = 1 + tokens of the largest guess; padding continues the last node as a chain.
+NO_GUESS = chain([])
+
+
+def padded(pending: Sequence[int], guesses: Sequence[Guess], device: torch.device | str = "cpu") -> Draft:
+    """Draft [B, N] of N = 1 + tokens of the largest guess; padding continues the last node as a chain.
 
     Args:
         pending: [B] root tokens.
         guesses: [B] guesses after each.
     """
-    rows = len(guesses)
-    nodes = 1 + max((len(guess.tokens) for guess in guesses), default=0)
-    tokens = [[root, *guess.tokens] for root, guess in zip(pending, guesses, strict=True)]
-    parents = [[-1, *guess.parents] for guess in guesses]
-    for row_tokens, row_parents in zip(tokens, parents, strict=True):
-        row_parents.extend(range(len(row_tokens) - 1, nodes - 1))
-        row_tokens.extend([PADDING] * (nodes - len(row_tokens)))
+    most = max((len(guess.tokens) for guess in guesses), default=0)
+    shape, chained = (len(guesses), 1 + most), list(range(most))
+    tokens = [
+        [root, *guess.tokens, *[PADDING] * (most - len(guess.tokens))]
+        for root, guess in zip(pending, guesses, strict=True)
+    ]
     # The view gives an empty batch its second dimension.
-    return Draft(
-        torch.tensor(tokens, dtype=torch.int64).view(rows, nodes),
-        torch.tensor(parents, dtype=torch.int64).view(rows, nodes),
-    )
+    nodes = torch.tensor(tokens, dtype=torch.int64, device=device).view(shape)
+    if all(guess.parents == chained[: len(guess.parents)] for guess in guesses):
+        return Draft(nodes, chain_parents(*shape, device))
+    parents = [[-1, *guess.parents, *chained[len(guess.parents) :]] for guess in guesses]
+    return Draft(nodes, torch.tensor(parents, dtype=torch.int64, device=device))
+
+
+def guesses_of(draft: Draft) -> list[Guess]:
+    """Guesses of each row of a draft, up to its first padding; reads values on the host."""
+    rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
+    ends = ((tokens, parents, [*tokens, PADDING].index(PADDING)) for tokens, parents in rows)
+    return [Guess(tokens[1:end], parents[1:end]) for tokens, parents, end in ends]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from sametoken.control.cost import Measured
 from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import chain
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.runner import Runner
 from sametoken.options.sampling import SamplingParams
-from sametoken.speculation.draft import Draft, chain_parents
 from sametoken.speculation.sampling import RowSampling, Sampling
 
 COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the more telling ones first
@@ -141,9 +141,10 @@ class Calibration:
         """Run a forward of `rows` trees of `nodes` different tokens each: equal tokens would choose the same
         experts.
         """
-        tokens = (torch.arange(rows * nodes) * TOKEN_STEP % self._vocab).view(rows, nodes)
+        tokens = [index * TOKEN_STEP % self._vocab for index in range(rows * nodes)]
+        guesses = [chain(tokens[first + 1 : first + nodes]) for first in range(0, len(tokens), nodes)]
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
-        self.runner.forward(plan, Draft(tokens, chain_parents(rows, nodes)), lambda at: self._together(len(at)))
+        self.runner.forward(plan, tokens[::nodes], guesses, lambda at: self._together(len(at)))
 
     def _propose(self, drafter: Drafter, count: int, length: int) -> None:
         """Draft `length` tokens for each of the first `count` rows."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter, RowOrigin
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.padded import NO_GUESS, Guess, guesses_of
 from sametoken.engine.advice import Advice, Pauses
 from sametoken.engine.chains import ChainOutcome, Said, said_by
 from sametoken.engine.meter import Clock, Meter
@@ -23,8 +23,7 @@ from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
 from sametoken.engine.rows import Rows
-from sametoken.engine.runner import merge, roots
-from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.draft import Draft
 from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
@@ -137,53 +136,30 @@ class Drafting:
         """
         self._said.clear()
         if plan.captured:
-            return Proposal(roots([]), [item.methods[:1] if item.limit else () for item in plan.decode])
+            return Proposal((), (), [item.methods[:1] if item.limit else () for item in plan.decode])
         with self._clock:
-            decoding = self._seats.of(plan.decode)
-            found: list[tuple[list[int], Draft]] = []
-            makers: list[Makers] = [()] * len(decoding)
+            found: list[list[Guess]] = [[] for _ in plan.decode]
+            makers: list[Makers] = [()] * len(found)
             for method in sorted(self.drafters, key=self.runs_model):
-                asked = [(i, item) for i, item in enumerate(plan.decode) if item.limit and method in item.methods]
+                places = [i for i, item in enumerate(plan.decode) if item.limit and method in item.methods]
                 if self.runs_model(method):
-                    asked = [(i, item) for i, item in asked if item.joined or not makers[i]]
-                places = [i for i, _ in asked]
+                    places = [i for i in places if plan.decode[i].joined or not found[i]]
                 if not places:
                     continue
-                draft = self._ask(method, [plan.decode[i] for i in places])
-                empty = (draft.tokens[:, 1:] == PADDING).all(1).tolist()
-                made = [n for n, nothing in enumerate(empty) if not nothing]
+                guesses = guesses_of(self._ask(method, [plan.decode[i] for i in places]))
                 self._said.update(zip(places, said_by(self.drafters[method]), strict=False))
-                for n in made:
-                    makers[places[n]] += (method,)
-                if made:
-                    kept = draft if len(made) == len(places) else Draft(draft.tokens[made], draft.parents[made])
-                    found.append(([places[n] for n in made], kept))
-            found, unions = self._united(plan.decode, found, makers)
-            return Proposal(merge([request.tokens[-1] for request in decoding], found), makers, unions)
-
-    def _united(
-        self, decode: Sequence[Decode], found: list[tuple[list[int], Draft]], makers: Sequence[Makers]
-    ) -> tuple[list[tuple[list[int], Draft]], dict[int, Union]]:
-        """Drafts of disjoint rows made from those of several drafters, and the unions of rows that had several."""
-        trees: dict[int, list[tuple[list[int], list[int]]]] = {i: [] for i, made in enumerate(makers) if len(made) > 1}
-        if not trees:
-            return found, {}
-        apart = []
-        for places, draft in found:
-            rows = list(zip(places, draft.tokens.tolist(), draft.parents.tolist(), strict=True))
-            for place, tokens, parents in rows:
-                if place in trees:
-                    trees[place].append((tokens, parents))
-            alone = [n for n, place in enumerate(places) if place not in trees]
-            if alone:
-                apart.append(([places[n] for n in alone], Draft(draft.tokens[alone], draft.parents[alone])))
-        unions = {}
-        for place, parts in trees.items():
-            item = decode[place]
-            unions[place] = union(parts, self.slots(item.methods, item.limit, item.joined) + item.siblings)
-        guesses = [Guess(each.tokens[1:], each.parents[1:]) for each in unions.values()]
-        apart.append((list(unions), padded([each.tokens[0] for each in unions.values()], guesses)))
-        return apart, unions
+                for place, guess in zip(places, guesses, strict=True):
+                    if guess.tokens:
+                        found[place].append(guess)
+                        makers[place] += (method,)
+            guesses, unions = [each[0] if each else NO_GUESS for each in found], dict[int, Union]()
+            for place, (item, parts) in enumerate(zip(plan.decode, found, strict=True)):
+                if len(parts) > 1:
+                    most = self.slots(item.methods, item.limit, item.joined) + item.siblings
+                    united = unions[place] = union(parts, most)
+                    guesses[place] = Guess(united.tokens, united.parents)
+            pending = [request.tokens[-1] for request in self._seats.of(plan.decode)]
+            return Proposal(pending, guesses, makers, unions)
 
     def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
         """Draft of one drafter for some rows; its time goes to the policy."""

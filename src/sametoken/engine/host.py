@@ -27,7 +27,7 @@ from sametoken.speculation.sampling import token_logprobs
 
 
 class RowTree(NamedTuple):
-    """One row's tree, root and padding included; no tokens if the row is not decoding yet.
+    """One row's tree, the root included; no tokens if the row is not decoding yet.
 
     Attributes:
         makers: drafters with a guess in it. `said`: [nodes] see `Union`; None if every maker made every guess.
@@ -67,13 +67,15 @@ class HostRunner(Runner):
         decoding, reading = self.rows.of(plan.decode), self.rows.of(plan.prefill)
         sampled = decoding + self.rows.of(piece for piece in plan.prefill if piece.last)
         with self.meter.verifying:
-            found = self.forward(plan, proposal.draft, lambda at: self.rows.sampling([sampled[i] for i in at]))
+            found = self.forward(
+                plan, proposal.pending, proposal.guesses, lambda at: self.rows.sampling([sampled[i] for i in at])
+            )
         self._score_prompts(plan.prefill, reading, found)
-        tokens, parents = proposal.draft.tokens.tolist(), proposal.draft.parents.tolist()
         results = []
         for place, item in enumerate(plan.decode):
-            union = proposal.unions.get(place)
-            tree = RowTree(tokens[place], parents[place], proposal.makers[place], None if union is None else union.said)
+            union, (tokens, parents) = proposal.unions.get(place), proposal.guesses[place]
+            said, makers = None if union is None else union.said, proposal.makers[place]
+            tree = RowTree([proposal.pending[place], *tokens], [-1, *parents], makers, said)
             results.append(self._decoded(decoding[place], item, found, place, tree))
         drawn = len(decoding)
         for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
@@ -89,7 +91,7 @@ class HostRunner(Runner):
 
     def _decoded(self, request: Request, item: Decode, found: Verified, place: int, tree: RowTree) -> RowResult:
         """Result of a decoding row."""
-        tokens, depths = tree.tokens, _depths(tree.tokens, tree.parents)
+        tokens, depths = tree.tokens, _depths(tree.parents)
         emission = self._emit(request, found, place, tree, depths)
         # The root and the accepted nodes that the request took are in the cache now.
         taken = len(emission.token_ids)
@@ -142,18 +144,17 @@ def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
     )
 
 
-def _depths(tokens: Sequence[int], parents: Sequence[int]) -> list[int]:
-    """Depth of every draft token of one row's tree, without padding; empty without a tree."""
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Depth of every draft token of one row's tree."""
     depths = [0]
     for parent in parents[1:]:
         depths.append(depths[parent] + 1)
-    return [depth for depth, token in zip(depths[1:], tokens[1:], strict=True) if token != PADDING]
+    return depths[1:]
 
 
 def _children(node: int, tree: RowTree) -> list[int]:
     """Tokens of the guesses after a node of one row's tree."""
-    guesses = zip(tree.parents[1:], tree.tokens[1:], strict=True)
-    return [token for parent, token in guesses if parent == node and token != PADDING]
+    return [token for parent, token in zip(tree.parents, tree.tokens, strict=True) if parent == node]
 
 
 def _token_logprobs(

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sametoken.drafters.padded import Guess
 from sametoken.engine.plan import Plan
 from sametoken.engine.request import Emission, Request
-from sametoken.speculation.draft import Draft
 from sametoken.speculation.union import Union
 
 Makers = tuple[str, ...]
@@ -18,14 +18,17 @@ NO_UNIONS: Mapping[int, Union] = MappingProxyType({})
 
 
 class Proposal(NamedTuple):
-    """The draft of the decoding rows of a step.
+    """Guesses for the decoding rows of a step.
 
     Attributes:
+        pending: each row's pending token.
+        guesses: of each row, after that token.
         makers: the methods that had a guess for each row.
         unions: of rows with several makers, by place: the guesses of each of them.
     """
 
-    draft: Draft
+    pending: Sequence[int]
+    guesses: Sequence[Guess]
     makers: list[Makers]
     unions: Mapping[int, Union] = NO_UNIONS
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.drafters.padded import NO_GUESS, Guess, padded
 from sametoken.engine.plan import Decode, Plan, PromptPiece
 from sametoken.engine.trees import Trees, groups
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
 from sametoken.runtime.draw import draw
-from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_mask, chain_parents
+from sametoken.speculation.draft import PADDING, ancestors, chain_mask
 from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
 
@@ -62,17 +63,17 @@ class Runner:
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
-    def forward(self, plan: Plan, draft: Draft, sampling: SamplingOf) -> Verified:
+    def forward(self, plan: Plan, pending: Sequence[int], guesses: Sequence[Guess], sampling: SamplingOf) -> Verified:
         """Run the forward of a plan; draw, verify and commit its tokens.
 
         Args:
-            draft: [decoding rows, N], roots included.
+            pending: of each decoding row, the token before its guesses.
+            guesses: of each decoding row.
             sampling: of some of the sampled rows.
         """
         decode, pieces = plan.decode, plan.prefill
-        draft = Draft(draft.tokens.to(self.device), draft.parents.to(self.device))
         # On a GPU one wide call is cheaper than several small ones; on a CPU every padding node costs time.
-        decoding = groups(draft, ragged=self.device.type == "cpu") if decode else []
+        decoding = groups(pending, guesses, self.device, ragged=self.device.type == "cpu")
         spans = [self._tree_span(trees, decode) for trees in decoding] + [self._span(piece) for piece in pieces]
         tokens = [trees.draft.tokens.flatten() for trees in decoding] + [self._ints(piece.tokens) for piece in pieces]
         hidden = self.decoder.run(torch.cat(tokens), self.cache, spans, self.taps)
@@ -82,8 +83,7 @@ class Runner:
         logits, last = None, hidden.last[:count]
         if ended:
             last = torch.cat([last, hidden.last[self._ints([count + place for _, place in ended])]])
-            root = roots([piece.tokens[-1] for piece, _ in ended])
-            root = Draft(root.tokens.to(self.device), root.parents.to(self.device))
+            root = padded([piece.tokens[-1] for piece, _ in ended], [NO_GUESS] * len(ended), self.device)
             places = range(len(decode), len(decode) + len(ended))
             decoding = [*decoding, Trees(places, count, root, ancestors(root.parents))]
         starts = [item.start for item in decode] + [piece.start + len(piece.tokens) - 1 for piece, _ in ended]
@@ -141,29 +141,3 @@ def _rows(
     at = [begin + node for begin, path in zip(first, paths, strict=False) for node in path]
     taken = torch.split(features[at], [len(path) for path in paths]) if paths else ()
     return [*taken, *(torch.split(features[count:], list(lengths)) if lengths else ())]
-
-
-def merge(pending: Sequence[int], drafts: Sequence[tuple[Sequence[int], Draft]]) -> Draft:
-    """Merge the drafts of several drafters into one rectangular draft of B rows; rows without a draft have only a root.
-
-    Args:
-        pending: [B] root tokens.
-        drafts: indices of the rows that a draft covers, and the draft.
-    """
-    if len(drafts) == 1 and len(drafts[0][0]) == len(pending):
-        return drafts[0][1]
-    if not drafts:
-        return roots(pending)
-    plain = roots(pending, max(draft.tokens.shape[1] for _, draft in drafts))
-    tokens, parents = plain.tokens, plain.parents.clone()
-    for places, draft in drafts:
-        at, width = torch.tensor(places), draft.tokens.shape[1]
-        tokens[at, :width] = draft.tokens.to(tokens.device)
-        parents[at, :width] = draft.parents.to(tokens.device)
-    return Draft(tokens, parents)
-
-
-def roots(pending: Sequence[int], nodes: int = 1) -> Draft:
-    """Draft of rows that have only a root, padded to `nodes` nodes, on the host."""
-    tokens = torch.tensor([[token, *[PADDING] * (nodes - 1)] for token in pending], dtype=torch.int64)
-    return Draft(tokens.view(len(pending), nodes), chain_parents(len(pending), nodes))

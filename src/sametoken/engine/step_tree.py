@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import token_logprobs
 
 
@@ -45,26 +44,24 @@ class StepTree(NamedTuple):
         """Build it from one row of a draft.
 
         Args:
-            tokens, parents: [N] of its nodes, the root first, padding included.
+            tokens, parents: [N] of its nodes, the root first.
             makers: drafters of the guesses. `said`: [N] see `Union`; None if every maker made every guess.
             path: the accepted nodes, the root first.
-            logits: [>= N, V] the target's, after each node; those after padding may be missing.
+            logits: [>= N, V] the target's, after each node.
         """
-        nodes = [node for node in range(1, len(tokens)) if tokens[node] != PADDING]
-        if not nodes:
+        guesses, before, nodes = tokens[1:], parents[1:], range(1, len(tokens))
+        if not guesses:
             return cls()
 
         def sayers(node: int) -> tuple[str, ...]:
             return tuple(maker for bit, maker in enumerate(makers) if said is None or said[node] >> bit & 1)
 
-        place = {node: at for at, node in enumerate(nodes)} | {0: -1}
-        guesses, before = [tokens[node] for node in nodes], [parents[node] for node in nodes]
-        found = token_logprobs(logits[before], torch.tensor(guesses, device=logits.device), 0)
+        found = token_logprobs(logits[list(before)], torch.tensor(guesses, device=logits.device), 0)
         accepted = set(path)
         return cls(
             sayers(path[-1])[0],
             tuple(guesses),
-            tuple(place[parent] for parent in before),
+            tuple(parent - 1 for parent in before),
             tuple(found.chosen.exp().tolist()),
             tuple(node in accepted for node in nodes),
             tuple(map(sayers, nodes)),

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.speculation.draft import PADDING, Draft, ancestors
+from sametoken.drafters.padded import Guess, padded
+from sametoken.speculation.draft import Draft, ancestors
 
 
 class Trees(NamedTuple):
@@ -43,24 +44,17 @@ class Trees(NamedTuple):
         return values[self.first : self.end].view(len(self.places), self.nodes, *values.shape[1:])
 
 
-def sizes(draft: Draft) -> list[int]:
-    """Number of nodes of each row's tree, the root included, without padding at its end."""
-    rows, nodes = draft.tokens.shape
-    if nodes == 1:
-        return [1] * rows
-    real = (draft.tokens != PADDING) * torch.arange(1, nodes + 1, device=draft.tokens.device)
-    found: list[int] = real.amax(1).clamp(min=1).tolist()
-    return found
+def groups(pending: Sequence[int], guesses: Sequence[Guess], device: torch.device, ragged: bool) -> list[Trees]:
+    """Trees of the rows grouped by size, smallest first; one rectangle unless `ragged`.
 
-
-def groups(draft: Draft, ragged: bool) -> list[Trees]:
-    """Trees of a draft [B, N] grouped by size, smallest first; one rectangle unless `ragged`."""
-    rows, nodes = draft.tokens.shape
-    counts = sizes(draft) if ragged else [nodes] * rows
+    Args:
+        pending: [B] root tokens. `guesses`: [B] guesses after each.
+    """
+    counts = [len(guess.tokens) for guess in guesses]
+    sizes = counts if ragged else [max(counts, default=0)] * len(counts)
     found: list[Trees] = []
-    for size in sorted(set(counts)):
-        places = [place for place, count in enumerate(counts) if count == size]
-        part = draft if len(places) == rows else Draft(draft.tokens[places], draft.parents[places])
-        part = Draft(part.tokens[:, :size], part.parents[:, :size])
-        found.append(Trees(places, found[-1].end if found else 0, part, ancestors(part.parents)))
+    for size in sorted(set(sizes)):
+        places = [place for place, each in enumerate(sizes) if each == size]
+        draft = padded([pending[place] for place in places], [guesses[place] for place in places], device)
+        found.append(Trees(places, found[-1].end if found else 0, draft, ancestors(draft.parents)))
     return found

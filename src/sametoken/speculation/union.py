@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sametoken.speculation.draft import PADDING
-
 
 class Union(NamedTuple):
     """One row's tree of N nodes, made of the trees of P drafters.
 
     Attributes:
-        tokens, parents: [N] the root first, parents before their children, no padding.
-        said: [N] drafters of each node as bits: bit p for drafter p. The root has all bits.
+        tokens, parents: [N - 1] of its nodes but the root, parents before their children.
+        said: [N] drafters of each node as bits: bit p for drafter p. The root, node 0, has all bits.
         longest: [P] tokens on the longest path of each drafter's part.
     """
 
@@ -34,21 +32,21 @@ def union(trees: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> Un
     """Unite the trees of one row by path.
 
     Args:
-        trees: tokens and parents of each drafter's tree, as a row of a `Draft`, with the same root; padding is skipped.
+        trees: tokens and parents of each drafter's tree after the same root, as in a `Guess`.
         most: greatest number of guesses; later ones are left out.
     """
-    tokens, parents, depths = [trees[0][0][0]], [-1], [0]
+    tokens, parents, depths = list[int](), list[int](), [0]
     said, longest = [(1 << len(trees)) - 1], [0] * len(trees)
     known: dict[tuple[int, int], int] = {}  # node by its parent and its token
     for part, (guesses, above) in enumerate(trees):
         places = [0]  # of this tree's nodes in the union, -1 for none
-        for token, parent in zip(guesses[1:], above[1:], strict=True):
+        for token, parent in zip(guesses, above, strict=True):
             before = places[parent]
             node = known.get((before, token), -1)
-            if node < 0 <= before and token != PADDING and len(tokens) <= most:
-                node = known[before, token] = len(tokens)
+            if node < 0 <= before and len(tokens) < most:
                 tokens.append(token)
                 parents.append(before)
+                node = known[before, token] = len(tokens)
                 depths.append(depths[before] + 1)
                 said.append(0)
             places.append(node)
