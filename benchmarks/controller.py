@@ -33,9 +33,11 @@ from typing import Any
 import torch
 
 from sametoken import LLM, SamplingParams
+from sametoken.control.worth import Worth
+from sametoken.drafters.base import Proposed
+from sametoken.drafters.padded import Guess
 from sametoken.engine.report import StepReport
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
-from sametoken.speculation.draft import PADDING, Draft
 from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.sampling import Sampling
 
@@ -51,13 +53,15 @@ QUESTIONS = (
 class Wrong(DraftModelDrafter):
     """Does all the work of a draft model and then proposes another token than it thinks of."""
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        draft = super().propose(rows, pending, limits, sampling)
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: Worth | None = None,
+    ) -> Proposed:  # fmt: skip
+        proposed, vocabulary = super().propose(rows, pending, limits, sampling, worth), self.decoder.config.vocab_size
         for row in rows:
             self._rows[row].children, self._rows[row].written = {0: {}}, {}
-        tokens = torch.where(draft.tokens == PADDING, PADDING, (draft.tokens + 1) % self.decoder.config.vocab_size)
-        tokens[:, 0] = draft.tokens[:, 0]
-        return Draft(tokens, draft.parents)
+        wrong = [Guess([(token + 1) % vocabulary for token in tokens], parents) for tokens, parents in proposed.drafts]
+        return proposed._replace(drafts=wrong)
 
 
 def make_llm(model: str, draft: str | None, workload: str, rows: int, width: int = 1, **options: Any) -> LLM:

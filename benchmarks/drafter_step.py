@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from sametoken.drafters.ngram import NgramDrafter
+from sametoken.drafters.padded import Guess
 from sametoken.drafters.suffix import SuffixDrafter
 
 CONTEXTS = (1_024, 4_096, 16_384, 32_768)
@@ -50,12 +51,12 @@ def measure(drafter: NgramDrafter | SuffixDrafter, text: list[int], context: int
         prompt.append((time.perf_counter() - begin) / CHUNK)
     for place in range(context, context + STEPS):
         begin = time.perf_counter()
-        draft = drafter.propose([0], [text[place]], [DRAFT], None)
+        [guess] = drafter.propose([0], [text[place]], [DRAFT], None).drafts
         middle = time.perf_counter()
         drafter.observe([0], [[text[place]]], None)
         propose.append(middle - begin)
         observe.append(time.perf_counter() - middle)
-        right += accepted(draft.tokens[0].tolist(), draft.parents[0].tolist(), text[place + 1 : place + 1 + DRAFT])
+        right += accepted(guess, text[place + 1 : place + 1 + DRAFT])
     return {
         "prompt_us_per_token": statistics.median(prompt) * 1e6,
         "propose_us": statistics.median(propose) * 1e6,
@@ -64,12 +65,12 @@ def measure(drafter: NgramDrafter | SuffixDrafter, text: list[int], context: int
     }
 
 
-def accepted(tokens: list[int], parents: list[int], truth: list[int]) -> int:
+def accepted(guess: Guess, truth: list[int]) -> int:
     """Length of the path that agrees with what really follows."""
     depths = {0: 0}
-    for node in range(1, len(tokens)):
-        depth = depths.get(parents[node])
-        if depth is not None and depth < len(truth) and tokens[node] == truth[depth]:
+    for node, (token, parent) in enumerate(zip(*guess, strict=True), 1):
+        depth = depths.get(parent)
+        if depth is not None and depth < len(truth) and token == truth[depth]:
             depths[node] = depth + 1
     return max(depths.values())
 

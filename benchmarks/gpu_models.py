@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import load_tokenizer
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer, proposers
 from sametoken.drafters.tree import chain_of
 from sametoken.embedded import TARGET
@@ -114,12 +114,16 @@ class Replay(Drafter):
     def release(self, row: int) -> None:
         del self.lengths[row]
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: object = None,
+    ) -> Proposed:  # fmt: skip
         lengths = torch.tensor([self.lengths[row] for row in rows], device=self._ahead.device)
         guesses = self.after(lengths)
         guesses = guesses.masked_fill(self._ahead > torch.tensor(limits, device=guesses.device).unsqueeze(1), PADDING)
         roots = torch.tensor(pending, device=guesses.device).unsqueeze(1)
-        return Draft(torch.cat([roots, guesses], 1), chain_parents(len(rows), 1 + self.depth, guesses.device))
+        parents = chain_parents(len(rows), 1 + self.depth, guesses.device)
+        return Proposed.of(Draft(torch.cat([roots, guesses], 1), parents))
 
     def captured(self) -> Proposer:
         return CapturedReplay(self)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import Guess, chain, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import Guess, chain
 from sametoken.speculation.draft import PADDING, Draft, chain_parents
 
 Truths = Sequence[Sequence[int]]
@@ -40,21 +40,18 @@ class Adversary(Drafter):
         for row, certain in zip(rows, tokens, strict=True):
             self.texts[row].extend(certain)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        return padded(
-            pending,
-            [
-                self.guess([*self.texts[row], root], limit)
-                for row, root, limit in zip(rows, pending, limits, strict=True)
-            ],
-        )
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
+    ) -> Proposed:
+        each = zip(rows, pending, limits, strict=True)
+        return Proposed([self.guess([*self.texts[row], root], limit) for row, root, limit in each])
 
     def release(self, row: int) -> None:
         del self.texts[row]
 
 
 class PaddingOnly(Adversary):
-    """Proposes drafts that hold nothing but their roots, however wide."""
+    """Proposes drafts that hold nothing but their roots, however wide, as tensors: the former protocol."""
 
     def __init__(self, nodes: int) -> None:
         super().__init__(lambda text, limit: Guess([], []), nodes)

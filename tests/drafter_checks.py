@@ -14,9 +14,19 @@ from typing import Any
 import torch
 
 import sametoken.drafters
+from sametoken.control.worth import Worth
+from sametoken.drafters.base import Drafter
+from sametoken.drafters.padded import padded
 from sametoken.speculation.draft import PADDING, Draft
 
 DRAFTERS = str(Path(sametoken.drafters.__file__).parent)
+
+
+def drafted(
+    drafter: Drafter, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Any, *worth: Worth
+) -> Draft:
+    """A drafter's proposal as tensors."""
+    return padded(pending, drafter.propose(rows, pending, limits, sampling, *worth).drafts)
 
 
 def tree_paths(draft: Draft, row: int) -> list[tuple[int, ...]]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sametoken.drafters.ngram as ngram
-from drafter_checks import check_draft, mixed_text, tree_paths, work_of_steps
+from drafter_checks import check_draft, drafted, mixed_text, tree_paths, work_of_steps
 from sametoken.drafters.ngram import NgramDrafter
 from sametoken.drafters.padded import Guess, padded
 from sametoken.errors import ConfigError
@@ -31,7 +31,7 @@ def brute_force(text: list[int], pending: int, sizes: range, limit: int, oldest:
 
 
 def proposed(drafter: NgramDrafter, row: int, pending: int, limit: int) -> list[int]:
-    draft = drafter.propose([row], [pending], [limit], None)
+    draft = drafted(drafter, [row], [pending], [limit], None)
     check_draft(draft, [pending], [limit], drafter.nodes)
     return list(max(tree_paths(draft, 0), key=len, default=()))
 
@@ -55,7 +55,7 @@ def test_incremental_equals_rebuilt(chunks: list[list[int]], cached: list[int], 
     grown.release(0)
     grown.admit(0, cached)
     for chunk in chunks:
-        grown.propose([0], [pending], [6], None)
+        drafted(grown, [0], [pending], [6], None)
         grown.observe([0], [chunk], None)
     rebuilt.admit(0, [])
     rebuilt.observe([0], [cached + [token for chunk in chunks for token in chunk]], None)
@@ -73,7 +73,7 @@ def test_rows_of_a_batch_are_independent_and_padded() -> None:
     drafter = NgramDrafter(max_draft_len=4)
     for row, text in ((3, [1, 2, 3, 4]), (7, [9, 8]), (1, [1, 2, 3, 4])):
         drafter.admit(row, text)
-    draft = drafter.propose([7, 3, 1], [1, 1, 1], [4, 2, 0], None)
+    draft = drafted(drafter, [7, 3, 1], [1, 1, 1], [4, 2, 0], None)
     check_draft(draft, [1, 1, 1], [4, 2, 0], drafter.nodes)
     assert draft.tokens.tolist() == [[1, -1, -1], [1, 2, 3], [1, -1, -1]]
 
@@ -133,7 +133,7 @@ def test_a_full_pool_forgets_the_older_half(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_empty_batch_and_empty_rows() -> None:
     drafter = NgramDrafter(max_draft_len=4)
-    check_draft(drafter.propose([], [], [], None), [], [], 4)
+    check_draft(drafted(drafter, [], [], [], None), [], [], 4)
     drafter.admit(0, [])
     drafter.observe([0], [[]], None)
     drafter.observe([], [], None)

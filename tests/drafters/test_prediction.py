@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafter_checks import check_draft
+from drafter_checks import check_draft, drafted
 from sametoken import LLM, Completion, RequestError, RequestSpeculation, SamplingParams
 from sametoken.drafters.base import RowOrigin
 from sametoken.drafters.prediction import PredictionDrafter, index_prediction
@@ -33,7 +33,7 @@ def drafts(drafter: PredictionDrafter, known: SuffixAutomaton, prompt: list[int]
     drafter.observe([0], [prompt], None)
     found = []
     for token in output:
-        draft = drafter.propose([0], [token], [4], None)
+        draft = drafted(drafter, [0], [token], [4], None)
         check_draft(draft, [token], [4], drafter.nodes)
         found.append(draft.tokens[0, 1:].tolist())
         drafter.observe([0], [[token]], None)
@@ -61,7 +61,7 @@ def test_rows_without_a_prediction_are_not_drafted() -> None:
     drafter = PredictionDrafter(4)
     drafter.admit(0, [1, 2])
     drafter.observe([0], [[3]], None)
-    assert drafter.propose([0], [4], [4], None).tokens.tolist() == torch.tensor([[4]]).tolist()
+    assert drafted(drafter, [0], [4], [4], None).tokens.tolist() == torch.tensor([[4]]).tolist()
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 0.8}, {"temperature": 1.0, "top_k": 20}])
@@ -70,9 +70,9 @@ def test_a_prediction_changes_no_token_and_saves_forwards_where_it_is_right(llm:
     # Ids beyond the tokenizer's have no text, so a right prediction is one of the text up to there.
     right = complete(llm, plain.text, **params)
     wrong = complete(llm, "something else entirely", **params)
-    for drafted in (right, wrong):
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.speculation.method == "prediction"
+    for got in (right, wrong):
+        assert got.token_ids == plain.token_ids
+        assert got.speculation.method == "prediction"
     assert right.speculation.acceptance_length > 1.5
     assert wrong.speculation.accepted <= 2
     assert right.speculation.target_forwards < wrong.speculation.target_forwards

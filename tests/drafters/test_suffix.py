@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import sametoken.drafters.suffix as suffix
-from drafter_checks import check_draft, mixed_text, tree_paths, work_of_steps
+from drafter_checks import check_draft, drafted, mixed_text, tree_paths, work_of_steps
 from sametoken.drafters.automaton import MAX_FOLLOWERS, SuffixAutomaton
 from sametoken.drafters.base import RowOrigin
 from sametoken.drafters.suffix import OutputStore, SuffixDrafter
@@ -121,11 +121,11 @@ def test_proposal_is_the_best_tree_of_the_best_source(
     drafter = SuffixDrafter(budget=budget, max_tree_depth=max_tree_depth, max_spec_factor=2.0, min_token_prob=LEAST)
     for output in outputs:
         drafter.admit(0, [2, 2, 1])
-        drafter.propose([0], [0], [1], None)
+        drafted(drafter, [0], [0], [1], None)
         drafter.observe([0], [output], None)
         drafter.release(0)
     drafter.admit(0, text)
-    draft = drafter.propose([0], [pending], [limit], None)
+    draft = drafted(drafter, [0], [pending], [limit], None)
     check_draft(draft, [pending], [limit], budget)
 
     context, longest = [*text, pending], max_tree_depth - 1
@@ -148,11 +148,11 @@ def test_incremental_equals_rebuilt(chunks: list[Tokens], cached: Tokens, pendin
     grown.release(0)
     grown.admit(0, cached)
     for chunk in chunks:
-        grown.propose([0], [pending], [8], None)
+        drafted(grown, [0], [pending], [8], None)
         grown.observe([0], [chunk], None)
     rebuilt.admit(0, [])
     rebuilt.observe([0], [cached + [token for chunk in chunks for token in chunk]], None)
-    left, right = (drafter.propose([0], [pending], [8], None) for drafter in (grown, rebuilt))
+    left, right = (drafted(drafter, [0], [pending], [8], None) for drafter in (grown, rebuilt))
     assert left.tokens.tolist() == right.tokens.tolist()
     assert left.parents.tolist() == right.parents.tolist()
 
@@ -161,7 +161,7 @@ def test_repeated_text_is_predicted_exactly() -> None:
     text = list(range(40))
     drafter = SuffixDrafter(budget=16)
     drafter.admit(0, [*text, *text[:20]])
-    draft = drafter.propose([0], [20], [16], None)
+    draft = drafted(drafter, [0], [20], [16], None)
     assert draft.tokens.tolist() == [list(range(20, 37))]
     assert draft.parents.tolist() == [list(range(-1, 16))]
 
@@ -169,13 +169,13 @@ def test_repeated_text_is_predicted_exactly() -> None:
 def test_a_short_period_is_continued_past_the_end_of_the_text() -> None:
     drafter = SuffixDrafter(budget=12)
     drafter.admit(0, [5, 6] * 10)
-    assert drafter.propose([0], [5], [12], None).tokens.tolist() == [[5, *[6, 5] * 6]]
+    assert drafted(drafter, [0], [5], [12], None).tokens.tolist() == [[5, *[6, 5] * 6]]
 
 
 def test_rivals_become_siblings_the_frequent_one_first() -> None:
     drafter = SuffixDrafter(budget=3, min_token_prob=0.3)
     drafter.admit(0, [8, 9, 1, 0, 8, 9, 2, 0, 8, 9, 2, 0, 3, 8])
-    draft = drafter.propose([0], [9], [1], None)
+    draft = drafted(drafter, [0], [9], [1], None)
     assert draft.tokens.tolist() == [[9, 2, 1]]
     assert draft.parents.tolist() == [[-1, 0, 0]]
 
@@ -186,7 +186,7 @@ def test_a_path_is_dropped_when_its_whole_probability_is_too_small() -> None:
     for least, depth in ((0.6, 0), (0.3, 1), (0.2, 2)):
         drafter = SuffixDrafter(budget=6, max_spec_factor=3.0, min_token_prob=least)
         drafter.admit(0, text)
-        paths = tree_paths(drafter.propose([0], [9], [2], None), 0)
+        paths = tree_paths(drafted(drafter, [0], [9], [2], None), 0)
         assert max(map(len, paths), default=0) == depth
 
 
@@ -194,45 +194,45 @@ def test_only_outputs_are_remembered_and_an_output_begins_with_the_first_proposa
     drafter = SuffixDrafter(budget=4)
     drafter.admit(0, [1, 2, 3])
     drafter.observe([0], [[4, 5, 6]], None)
-    drafter.propose([0], [11], [4], None)
+    drafted(drafter, [0], [11], [4], None)
     drafter.observe([0], [[11, 12, 13]], None)
-    drafter.propose([0], [14], [4], None)
+    drafted(drafter, [0], [14], [4], None)
     drafter.observe([0], [[14, 15]], None)
     drafter.release(0)
     drafter.release(0)  # a row that is not there is none to release
     drafter.admit(0, [11, 12, 7, 2])
-    assert drafter.propose([0], [3], [4], None).tokens.tolist() == [[3]]
+    assert drafted(drafter, [0], [3], [4], None).tokens.tolist() == [[3]]
     drafter.observe([0], [[11, 12]], None)
-    assert drafter.propose([0], [13], [4], None).tokens.tolist() == [[13, 14, 15]]
+    assert drafted(drafter, [0], [13], [4], None).tokens.tolist() == [[13, 14, 15]]
 
 
 def test_a_preempted_row_resumes_with_its_own_text_as_prompt() -> None:
     drafter = SuffixDrafter(budget=2)
     drafter.admit(4, [1, 2, 3])
-    drafter.propose([4], [1], [2], None)
+    drafted(drafter, [4], [1], [2], None)
     drafter.observe([4], [[1, 2]], None)
     drafter.release(4)
     drafter.admit(4, [1, 2])
     drafter.observe([4], [[3, 1, 2]], None)
-    assert drafter.propose([4], [3], [2], None).tokens.tolist() == [[3, 1, 2]]
+    assert drafted(drafter, [4], [3], [2], None).tokens.tolist() == [[3, 1, 2]]
 
 
 def test_rows_of_a_batch_are_independent_and_padded() -> None:
     drafter = SuffixDrafter(budget=4, max_cached_requests=0)
     for row, text in ((3, [1, 2, 3, 4, 1]), (7, [9, 8]), (1, [1, 2, 3, 4, 1])):
         drafter.admit(row, text)
-    draft = drafter.propose([7, 3, 1], [2, 2, 2], [4, 4, 0], None)
+    draft = drafted(drafter, [7, 3, 1], [2, 2, 2], [4, 4, 0], None)
     check_draft(draft, [2, 2, 2], [4, 4, 0], drafter.nodes)
     assert draft.tokens.tolist() == [[2, -1, -1], [2, 3, 4], [2, -1, -1]]
 
 
 def test_empty_batch_and_empty_rows() -> None:
     drafter = SuffixDrafter(budget=4)
-    check_draft(drafter.propose([], [], [], None), [], [], 4)
+    check_draft(drafted(drafter, [], [], [], None), [], [], 4)
     drafter.admit(0, [])
     drafter.observe([0], [[]], None)
     drafter.observe([], [], None)
-    check_draft(drafter.propose([0], [1], [4], None), [1], [4], 4)
+    check_draft(drafted(drafter, [0], [1], [4], None), [1], [4], 4)
 
 
 def known(store: OutputStore, owner: str = "") -> set[int]:
@@ -273,14 +273,14 @@ def test_owners_learn_nothing_of_each_other() -> None:
     drafter = SuffixDrafter(budget=4)
     for owner, first in (("a", 10), ("b", 20), ("", 30)):
         drafter.admit(0, [], origin=RowOrigin(owner))
-        drafter.propose([0], [first], [4], None)
+        drafted(drafter, [0], [first], [4], None)
         drafter.observe([0], [range(first, first + 8)], None)
         drafter.release(0)
     for owner, first in (("a", 10), ("b", 20), ("", 30)):
         drafter.admit(0, [], origin=RowOrigin(owner))
         for other in (10, 20, 30):
             guesses = [[other, other + 1]] if other == first else [[other]]
-            assert drafter.propose([0], [other], [4], None).tokens.tolist() == guesses
+            assert drafted(drafter, [0], [other], [4], None).tokens.tolist() == guesses
         drafter.release(0)
 
 
@@ -298,12 +298,12 @@ def test_the_drafter_bounds_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = SuffixDrafter(budget=4)
     for first in (0, 100, 200, 300):
         drafter.admit(0, [])
-        drafter.propose([0], [first], [4], None)
+        drafted(drafter, [0], [first], [4], None)
         drafter.observe([0], [range(first, first + 8)], None)
         drafter.release(0)
     drafter.admit(0, [])
-    assert drafter.propose([0], [300], [4], None).tokens.tolist() == [[300, 301]]
-    assert drafter.propose([0], [0], [4], None).tokens.tolist() == [[0]]
+    assert drafted(drafter, [0], [300], [4], None).tokens.tolist() == [[300, 301]]
+    assert drafted(drafter, [0], [0], [4], None).tokens.tolist() == [[0]]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from drafter_checks import tree_paths
 from engine_checks import DEPTH, PAGE, ahead, check_idle, make_llm, prompts, said, save_pair
 from head_checks import llm_with, make_eagle, make_medusa
 from sametoken import LLM, Completion, SamplingParams, embedded
+from sametoken.drafters.base import Proposed
+from sametoken.drafters.padded import padded
 from sametoken.engine.request import Request
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey
@@ -131,11 +133,12 @@ def noted_on_host(llm: LLM) -> Seen:
     """What the engine's drafter proposes from now on."""
     drafter, seen, propose = llm.engine.drafters[llm.method], {}, llm.engine.drafters[llm.method].propose
 
-    def noted(rows: Sequence[int], *rest: Any) -> Draft:
-        draft = propose(rows, *rest)
+    def noted(rows: Sequence[int], pending: Sequence[int], *rest: Any) -> Proposed:
+        proposed = propose(rows, pending, *rest)
+        draft = padded(pending, proposed.drafts)
         for place, row in enumerate(rows):
             seen[row, llm.engine.rows[row].committed] = set(tree_paths(draft, place))
-        return draft
+        return proposed
 
     drafter.propose = noted  # type: ignore[method-assign]
     return seen

@@ -17,17 +17,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from adversaries import future
-from drafter_checks import check_draft, tree_paths
+from drafter_checks import check_draft, drafted, tree_paths
 from engine_checks import DEPTH, PAGE, alone, check_idle, prompts, said, save_pair, watch
 from head_checks import Reference, eagle_config, llm_with, random_weights, shape_of, weights_of
 from sametoken import LLM, SamplingParams
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import Guess, chain, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import Guess, chain
 from sametoken.engine.scheduler import Plan
 from sametoken.heads.eagle.drafter import EagleDrafter
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
-from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 from tiny_models import VOCAB
 
@@ -95,15 +94,18 @@ class Recorder(Drafter):
             self.texts[row].extend(certain)
         self._drafter.observe(rows, tokens, features)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        draft = self._drafter.propose(rows, pending, limits, sampling)
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: object = None,
+    ) -> Proposed:  # fmt: skip
+        draft = drafted(self._drafter, rows, pending, limits, sampling)
         check_draft(draft, pending, limits, max(self.slots(limit) for limit in limits))
         guesses = []
         for i, (row, root, limit) in enumerate(zip(rows, pending, limits, strict=True)):
             text = [*self.texts[row], root]
             self.seen.append(Seen(tuple(text), limit, tree_paths(draft, i)))
             guesses.append(self._half_true(future(self._truths, text, limit)))
-        return padded(pending, guesses)
+        return Proposed(guesses)
 
     def _half_true(self, tokens: list[int]) -> Guess:
         wrong = self._chance.randrange(2 * DEPTH)
@@ -288,6 +290,6 @@ def test_long_backlogs_are_read_unasked(target: Target, version: int, monkeypatc
         assert len(drafter._rows[0].tokens) <= 20 + 3
     assert drafter.cached_tokens(0) > len(text) - 24
     greedy = llm.engine.rows.sampling(llm.make_requests(text, GREEDY))
-    draft = drafter.propose([0], [50], [DEPTH], greedy)
+    draft = drafted(drafter, [0], [50], [DEPTH], greedy)
     drafter.release(0)
     check_guesses(target, head, reference, drafter, [Seen((*text, 50), DEPTH, tree_paths(draft, 0))])

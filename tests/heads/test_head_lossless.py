@@ -15,9 +15,10 @@ from drafter_checks import check_draft
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair, watch
 from head_checks import llm_with, make_eagle, make_medusa
 from sametoken import LLM, Completion, SamplingParams
+from sametoken.drafters.base import Proposed
+from sametoken.drafters.padded import padded
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.module import MedusaHeads
-from sametoken.speculation.draft import Draft
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -115,10 +116,10 @@ def test_what_a_request_asks(target: str, name: str, parameters: str) -> None:
     drafter = llm.engine.drafters[llm.method]
     propose = drafter.propose
 
-    def checked(rows: Any, pending: Any, limits: Any, sampling: Any) -> Draft:
-        draft = propose(rows, pending, limits, sampling)
-        check_draft(draft, pending, limits, max(map(drafter.slots, limits)))
-        return draft
+    def checked(rows: Any, pending: Any, limits: Any, sampling: Any) -> Proposed:
+        proposed = propose(rows, pending, limits, sampling)
+        check_draft(padded(pending, proposed.drafts), pending, limits, max(map(drafter.slots, limits)))
+        return proposed
 
     drafter.propose = checked  # type: ignore[method-assign]
     common = {"seed": 5, "max_tokens": 12, "ignore_eos": True, **PARAMETERS[parameters]}

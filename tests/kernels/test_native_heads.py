@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drafter_checks import drafted
 from native_checks import kernels, threads
 from sametoken.control.worth import Time, Worth
 from sametoken.drafters.rows import GrowingDrafter
@@ -281,7 +282,7 @@ def test_a_tree_is_grown_level_by_level(
                     drafter.admit(row, [])
             texts = [tokens(length, seed=10 * step + row).tolist() for row, length in zip(rows, lengths, strict=True)]
             drafter.observe(rows, texts, randn(sum(lengths), head_width(config), seed=step))
-            draft = drafter.propose(rows, [5, 6, 7], [4, 1 + step, 3], sampling)
+            draft = drafted(drafter, rows, [5, 6, 7], [4, 1 + step, 3], sampling)
             drafts += [draft.tokens, draft.parents]
     assert all(map(torch.equal, *found))
 
@@ -471,8 +472,7 @@ def test_what_was_accepted_is_known_to_the_next_guesses(kernels: Library, recycl
             features[row][begin : begin + len(part)] for row, begin, part in zip(range(3), begins, parts, strict=True)
         ]
         drafter.observe(range(3), parts, torch.cat(read) if recycled else None)
-        drafter.worth = worth
-        return drafter.propose(range(3), [text[-1] for text in known], [4, 3, 4], sampling)
+        return drafted(drafter, range(3), [text[-1] for text in known], [4, 3, 4], sampling, worth)
 
     drafter, begins = made(), [0] * 3
     for row in range(3):

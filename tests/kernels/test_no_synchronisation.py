@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from sametoken.drafters import tree
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Plain, Proposer
-from sametoken.drafters.padded import NO_GUESS, chain, guesses_of
+from sametoken.drafters.padded import NO_GUESS, chain
 from sametoken.engine.device_step import decode_step
 from sametoken.engine.plan import Decode, Plan, PromptPiece
 from sametoken.engine.runner import Runner
@@ -241,7 +241,7 @@ def test_the_hosts_step_mixes_no_devices(method: str, truth: bool, rule: str) ->
                         drafter.admit(row, [])
                 features = None if read.features is None else torch.cat([*read.features])
                 drafter.observe([0, 1], known, features)
-                guesses = guesses_of(drafter.propose([0, 1], pending, [DEPTH, 1], Sampling.of(rows)))
+                guesses = drafter.propose([0, 1], pending, [DEPTH, 1], Sampling.of(rows)).drafts
             start = 3 + step
             decode = tuple(Decode(row, DEPTH, start=start) for row in range(2))
             read = runner.forward(Plan(decode=decode), pending, guesses, lambda at: Sampling.of([rows[i] for i in at]))

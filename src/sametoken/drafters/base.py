@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sametoken.control.worth import EndedChains, Worth
 from sametoken.drafters.automaton import SuffixAutomaton
+from sametoken.drafters.padded import Guess, guesses_of
 from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 
@@ -34,6 +35,26 @@ class RowOrigin(NamedTuple):
 ANYONE = RowOrigin()
 
 
+class Proposed(NamedTuple):
+    """Drafts of B rows, and the chances that their drafter gives them.
+
+    Attributes:
+        drafts: [B] guesses of each row.
+        shares: [B, L, K] share of each candidate of a place in the drafter's own draw, see
+            `model.compiled_guesses.Guesses`; None if the drafter reports none.
+        ended: candidates, if the worth of guesses ended the rows; None if not.
+    """
+
+    drafts: Sequence[Guess]
+    shares: Tensor | None = None
+    ended: EndedChains | None = None
+
+    @classmethod
+    def of(cls, found: Proposed | Draft) -> Proposed:
+        """Proposal of a drafter, which may return a tensor draft alone, as all did in the past."""
+        return found if isinstance(found, Proposed) else cls(guesses_of(found))
+
+
 class Drafter(Protocol):
     """Maker of drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
 
@@ -44,19 +65,12 @@ class Drafter(Protocol):
         namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
         runs_model: guessing takes forwards of a model, which cost time.
         nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
-        shares: [B, L, K] of the last proposal, share of each candidate of a place in the drafter's own draw, see
-            `model.compiled_guesses.Guesses`; None if the drafter reports none.
-        worth: of the next proposal; a drafter that reports shares may leave out guesses that are not worth their cost.
-        ended: candidates of the last proposal if worth ended its rows, None if not.
     """
 
     taps: tuple[int, ...] = ()
     namespace: str = ""
     runs_model: bool = False
     nodes: int
-    shares: Tensor | None = None
-    worth: Worth | None = None
-    ended: EndedChains | None = None
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         """Start a sequence in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
@@ -78,16 +92,20 @@ class Drafter(Protocol):
             features: [sum of lengths, len(taps) * H] hidden states of these tokens, or None without taps.
         """
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: Worth | None = None,
+    ) -> Proposed:  # fmt: skip
         """Draft the tokens after the pending ones; must not change the observed state.
 
         Args:
             pending: each row's emitted but not yet observed token, node 0 of its draft.
             limits: most draft tokens on any path of each row.
             sampling: the rows' sampling, whose noise a drafter ranks its scores under.
+            worth: of guesses, so that those not worth their cost are left out; only for a drafter that reports shares.
 
         Returns:
-            [B, N] with 1 <= N <= 1 + slots(max(limits)), siblings of `worth` aside; rows with fewer nodes are padded.
+            Drafts of at most slots(max(limits)) tokens, siblings of `worth` aside.
         """
         ...
 

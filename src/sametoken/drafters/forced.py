@@ -9,10 +9,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import chain, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import chain
 from sametoken.options.speculation import SpeculativeConfig
-from sametoken.speculation.draft import Draft
 from sametoken.speculation.sampling import Sampling
 
 
@@ -32,13 +31,14 @@ class ForcedDrafter(Drafter):
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         """Do nothing: the grammar holds the state."""
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
-        """Draft [B, N] of the tokens that each row's grammar forces after the pending token, at most `limits[i]`
-        tokens.
-        """
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: object = None,
+    ) -> Proposed:  # fmt: skip
+        """Draft the tokens that each row's grammar forces after the pending token, at most `limits[i]` of them."""
         grammars = sampling.grammars or (None,) * len(rows)
         forced = [[] if g is None else g.forced(self.slots(limit)) for g, limit in zip(grammars, limits, strict=True)]
-        return padded(pending, [chain(tokens) for tokens in forced])
+        return Proposed([chain(tokens) for tokens in forced])
 
     def release(self, row: int) -> None:
         """Do nothing: the grammar holds the state."""

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import chain, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import chain
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
-from sametoken.speculation.draft import Draft
 
 Text = list[int]
 Place = tuple[Text, int]  # a text and the index of the token that follows the n-gram
@@ -124,8 +123,10 @@ class NgramDrafter(Drafter):
         for row, committed in zip(rows, tokens, strict=True):
             self._extend(row, committed)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """Draft chains [B, N] of at most `limits[i]` and `nodes` draft tokens.
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
+    ) -> Proposed:
+        """Draft chains of at most `limits[i]` and `nodes` draft tokens.
 
         `sampling` is ignored: a copy has no scores to rank under its noise.
         """
@@ -133,7 +134,7 @@ class NgramDrafter(Drafter):
         for row, root, limit in zip(rows, pending, limits, strict=True):
             text, pool = self._rows[row]
             guesses.append(chain(pool.continuation(text, root, min(limit, self.nodes))))
-        return padded(pending, guesses)
+        return Proposed(guesses)
 
     def release(self, row: int) -> None:
         """Forget `row`; its n-grams in a public pool stay."""

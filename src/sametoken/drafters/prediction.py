@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sametoken.drafters.automaton import NO_MATCH, Match, SuffixAutomaton
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import NO_GUESS, Guess
 from sametoken.drafters.suffix import Bounds, grow
 from sametoken.options.speculation import SpeculativeConfig
-from sametoken.speculation.draft import Draft
 
 BEGIN = -1  # stands before the first token of a prediction; no token has this id
 MAX_CONTEXT = 16  # tokens of the output that are looked for in the prediction
@@ -68,11 +67,11 @@ class PredictionDrafter(Drafter):
                 for token in committed:
                     state.match = state.known.advance(state.match, token)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """Draft [B, N] of continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no
-        scores.
-        """
-        return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
+    ) -> Proposed:
+        """Draft continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no scores."""
+        return Proposed([self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
 
     def release(self, row: int) -> None:
         self._rows.pop(row, None)
@@ -83,12 +82,12 @@ class PredictionDrafter(Drafter):
     def _guess(self, row: int, pending: int, limit: int) -> Guess:
         state = self._rows.get(row)
         if state is None:
-            return Guess([], [])
+            return NO_GUESS
         if state.match is None:
             state.match = self._place(state, pending)
         match = state.known.advance(state.match, pending)
         if match == NO_MATCH:
-            return Guess([], [])
+            return NO_GUESS
         nodes = limit if match.length >= SURE else match.length
         return grow(state.known, match, Bounds(self.slots(nodes), limit, LEAST_SHARE))[0]
 

@@ -13,13 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
+from sametoken.control.worth import Worth
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
+from sametoken.drafters.padded import Guess, guesses_of
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
 from sametoken.model.compiled_guesses import Committed, TreeBounds
 from sametoken.runtime.graph_slots import GraphSlots
-from sametoken.speculation.draft import PADDING, Draft, chain_mask
+from sametoken.speculation.draft import Draft, chain_mask
 from sametoken.speculation.sampling import Sampling
 
 FEED_ROWS = 512  # most slots that one forward reads
@@ -159,22 +161,24 @@ class GrowingDrafter(Drafter):
 
     # Proposing.
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: Worth | None = None,
+    ) -> Proposed:  # fmt: skip
         self._read(rows)
-        self.shares = self.ended = None
         states = [self._rows[row] for row in rows]
         assert not self.taps or all(state.tokens for state in states), "a slot needs a feature that was not used yet"
         lag = self.guesser.lag
         slots = [state.take(len(state.tokens), lag, [token]) for state, token in zip(states, pending, strict=True)]
         limits = [min(limit, self.max_draft_len) for limit in limits]
-        grown = self._compiled(rows, slots, limits, sampling)
+        grown = self._compiled(rows, slots, limits, sampling, worth)
         if grown is None:
             output, place = self._feed(rows, slots), self._place(rows)
             grown = grow(self.guesser, place, output, self._tree(pending, limits), max(limits), sampling)
-            grown = grown if self.branches == 1 else grown.trimmed()
+        guesses = guesses_of(grown.draft)
         if not self.taps:
-            self._remember(states, grown)
-        return grown.draft
+            self._remember(states, guesses, grown.written)
+        return Proposed(guesses, grown.shares, grown.ended)
 
     def _tree(self, pending: Sequence[int], limits: Sequence[int]) -> Chain | Tree:
         if self.branches == 1:
@@ -186,25 +190,29 @@ class GrowingDrafter(Drafter):
         """Lengths [B] of the rows' chains; None if all are equal."""
         return self._ints(limits) if min(limits) < max(limits) else None
 
-    def _compiled(self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling) -> Grown | None:
+    def _compiled(
+        self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling, worth: Worth | None
+    ) -> Grown | None:
         """Read and grow in one call; None if the compiled kernels cannot."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
         read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
-        grown = self._chains(read, limits, sampling) if self.branches == 1 else self._trees(read, limits, sampling)
+        if self.branches == 1:
+            grown = self._chains(read, limits, sampling, worth)
+        else:
+            grown = self._trees(read, limits, sampling)
         if grown is not None:
             for state, each in zip(states, tokens, strict=True):
                 state.length += len(each)
         return grown
 
-    def _chains(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
-        drawn = self.guesser.guess(read, limits, sampling, self.worth)
+    def _chains(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Grown | None:
+        drawn = self.guesser.guess(read, limits, sampling, worth)
         if drawn is None:
             return None
-        self.shares, self.ended = drawn.shares, drawn.ended
         if drawn.tree is None:
-            return chain_of(drawn.tokens, self._cut(limits))
+            return chain_of(drawn.tokens, self._cut(limits))._replace(shares=drawn.shares)
         parents, written = drawn.tree
-        return Grown(Draft(drawn.tokens, parents), written)
+        return Grown(Draft(drawn.tokens, parents), written, drawn.shares, drawn.ended)
 
     def _trees(self, read: Committed, limits: Sequence[int], sampling: Sampling) -> Grown | None:
         bounds = TreeBounds(self.branches, limits, [self.nodes_of(limit) for limit in limits])
@@ -238,19 +246,17 @@ class GrowingDrafter(Drafter):
 
     # Guesses that came true.
 
-    def _remember(self, states: Sequence[Row], grown: Grown) -> None:
+    def _remember(self, states: Sequence[Row], guesses: Sequence[Guess], written: Tensor) -> None:
         """Note the proposed nodes that are in the cache, to keep them if they are accepted.
 
         Only without taps: a slot that read the guesser's own output instead of a feature is computed again.
         """
-        lists = (grown.draft.tokens.tolist(), grown.draft.parents.tolist(), grown.written.tolist())
-        for state, tokens, parents, written in zip(states, *lists, strict=True):
+        for state, (tokens, parents), places in zip(states, guesses, written.tolist(), strict=True):
             state.children, state.written = {0: {}}, {}
-            for node in range(1, len(tokens)):
-                if tokens[node] != PADDING:
-                    state.children.setdefault(parents[node], {}).setdefault(tokens[node], node)
-                    if written[node] >= 0:
-                        state.written[node] = written[node]
+            for node, (token, parent) in enumerate(zip(tokens, parents, strict=True), 1):
+                state.children.setdefault(parent, {}).setdefault(token, node)
+                if places[node] >= 0:
+                    state.written[node] = places[node]
 
     def _keep_path(self, row: int, state: Row, committed: Sequence[int]) -> int:
         """Commit the nodes of the accepted path that the last proposal computed; return the number of tokens now in the

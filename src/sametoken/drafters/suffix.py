@@ -16,11 +16,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import Guess
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
-from sametoken.speculation.draft import Draft
 
 BYTES_PER_TOKEN = 400  # of an output remembered, about
 MAX_CACHED_TOKENS = 2**18  # of all outputs remembered, about 100 MB
@@ -188,12 +187,14 @@ class SuffixDrafter(Drafter):
         for row, committed in zip(rows, tokens, strict=True):
             self._extend(row, committed)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object) -> Draft:
-        """Draft trees [B, N] of at most `nodes` draft tokens, `limits[i]` of them on a path.
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
+    ) -> Proposed:
+        """Draft trees of at most `nodes` draft tokens, `limits[i]` of them on a path.
 
         `sampling` is ignored: shares of what followed before are no scores to rank under its noise.
         """
-        return padded(pending, [self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
+        return Proposed([self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
 
     def release(self, row: int) -> None:
         """Forget `row` but remember its output; for a preempted row, the part written so far."""

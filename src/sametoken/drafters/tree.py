@@ -1,6 +1,6 @@
 """Growing trees of guesses, level by level: the nodes to expand next, and the final draft.
 
-Works on tokens, scores and places of any model; only `trimmed` reads values on the host. Legend: B rows, K branches, C
+Works on tokens, scores and places of any model; reads no value on the host. Legend: B rows, K branches, C
 candidates, F nodes of a frontier, N nodes of a draft, H hidden size.
 """
 
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sametoken.control.worth import EndedChains
 from sametoken.speculation.draft import PADDING, Draft, chain_mask, chain_parents
 
 
@@ -20,21 +21,13 @@ class Grown(NamedTuple):
 
     Attributes:
         written: [B, N] where a node's keys and values lie past the row's length, -1 where there are none.
+        shares, ended: see `Proposed`.
     """
 
     draft: Draft
     written: Tensor
-
-    def trimmed(self) -> Grown:
-        """Copy without the columns in which every row has padding."""
-        draft = trimmed(self.draft)
-        return Grown(draft, self.written[:, : draft.tokens.shape[1]])
-
-
-def trimmed(draft: Draft) -> Draft:
-    """Draft without the columns in which every row has padding; reads values on the host."""
-    nodes = 1 + int((draft.tokens[:, 1:] != PADDING).sum(1).max())
-    return Draft(draft.tokens[:, :nodes], draft.parents[:, :nodes])
+    shares: Tensor | None = None
+    ended: EndedChains | None = None
 
 
 class Chain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sametoken.drafters.base import Drafter
+from sametoken.drafters.base import Proposed
 
 
 class Said(NamedTuple):
@@ -22,9 +22,9 @@ class Said(NamedTuple):
     kept: Sequence[int] = ()
 
 
-def said_by(drafter: Drafter) -> Iterator[Said]:
-    """Candidates of each row of a drafter's last proposal; empty for a drafter that reports none."""
-    shares, ended = drafter.shares, drafter.ended
+def said_in(proposed: Proposed) -> Iterator[Said]:
+    """Candidates of each row of a proposal; empty if its drafter reports none."""
+    _, shares, ended = proposed
     if shares is None:
         return iter(())
     if ended is None:

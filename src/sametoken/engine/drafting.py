@@ -14,16 +14,15 @@ from torch import Tensor
 
 from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.policy import Policy
-from sametoken.drafters.base import Drafter, RowOrigin
-from sametoken.drafters.padded import NO_GUESS, Guess, guesses_of
+from sametoken.drafters.base import Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import NO_GUESS, Guess
 from sametoken.engine.advice import Advice, Pauses
-from sametoken.engine.chains import ChainOutcome, Said, said_by
+from sametoken.engine.chains import ChainOutcome, Said, said_in
 from sametoken.engine.meter import Clock, Meter
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
 from sametoken.engine.rows import Rows
-from sametoken.speculation.draft import Draft
 from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
@@ -146,9 +145,9 @@ class Drafting:
                     places = [i for i in places if plan.decode[i].joined or not found[i]]
                 if not places:
                     continue
-                guesses = guesses_of(self._ask(method, [plan.decode[i] for i in places]))
-                self._said.update(zip(places, said_by(self.drafters[method]), strict=False))
-                for place, guess in zip(places, guesses, strict=True):
+                proposed = self._ask(method, [plan.decode[i] for i in places])
+                self._said.update(zip(places, said_in(proposed), strict=False))
+                for place, guess in zip(places, proposed.drafts, strict=True):
                     if guess.tokens:
                         found[place].append(guess)
                         makers[place] += (method,)
@@ -161,8 +160,8 @@ class Drafting:
             pending = [request.tokens[-1] for request in self._seats.of(plan.decode)]
             return Proposal(pending, guesses, makers, unions)
 
-    def _ask(self, method: str, items: Sequence[Decode]) -> Draft:
-        """Draft of one drafter for some rows; its time goes to the policy."""
+    def _ask(self, method: str, items: Sequence[Decode]) -> Proposed:
+        """Proposal of one drafter for some rows; its time goes to the policy."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
         unread = sum(
@@ -175,17 +174,19 @@ class Drafting:
         together = self._seats.sampling(requests)
         sampled = [request.params.temperature > 0 for request in requests]
         worth = self.policy.worth(method, [request.id for request in requests], sampled)
-        drafter.worth = None if worth is None else worth._replace(siblings=[item.siblings for item in items])
+        # A drafter that reports no shares is never given a worth, so it need not accept one.
+        priced = () if worth is None else (worth._replace(siblings=[item.siblings for item in items]),)
+        pending = [request.tokens[-1] for request in requests]
         with (clock := Clock()):
-            draft = drafter.propose(rows, [request.tokens[-1] for request in requests], limits, together)
+            proposed = Proposed.of(drafter.propose(rows, pending, limits, together, *priced))
         most = max(drafter.slots(item.limit) + item.siblings for item in items)
-        assert draft.tokens.shape[1] <= 1 + most, f"{method} drafts more than it said"
-        if drafter.worth is not None:
-            self.policy.stoppable[method] = drafter.ended is not None
+        assert all(len(guess.tokens) <= most for guess in proposed.drafts), f"{method} drafts more than it said"
+        if worth is not None:
+            self.policy.stoppable[method] = proposed.ended is not None
         self._meter.aside.seconds += clock.seconds + reading.seconds
-        levels = max(limits if drafter.ended is None else drafter.ended.made)
+        levels = max(limits if proposed.ended is None else proposed.ended.made)
         self.policy.saw_draft(method, len(rows), levels, clock.seconds)
-        return draft
+        return proposed
 
     def observe(self, done: Done) -> None:
         """Pass accepted and rejected guesses to the policy, and committed tokens to the drafters."""

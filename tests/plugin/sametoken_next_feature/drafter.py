@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
-from sametoken.drafters.padded import chain, padded
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
+from sametoken.drafters.padded import chain
 from sametoken.model.decoder import Decoder
-from sametoken.speculation.draft import PADDING, Draft
+from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import Sampling, rank
 from sametoken_next_feature.head import NextFeatureHead
 
@@ -59,7 +59,10 @@ class NextFeatureDrafter(Drafter):
     def slots(self, limit: int) -> int:
         return min(limit, self.nodes)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: object = None,
+    ) -> Proposed:  # fmt: skip
         outputs = [output for row in rows if (output := self._rows[row].output) is not None]
         assert len(outputs) == len(rows), "a row is drafted only after its prompt was observed"
         state = self.target.norm(torch.cat(outputs))
@@ -72,7 +75,7 @@ class NextFeatureDrafter(Drafter):
             tokens = rank(self.target.project(state), position + level, sampling, 1)[0].squeeze(1)
             drawn.append(tokens.tolist())
         chains = zip(*drawn, strict=True) if drawn else [()] * len(rows)
-        return padded(pending, [chain(_allowed(row[:limit])) for row, limit in zip(chains, limits, strict=True)])
+        return Proposed([chain(_allowed(row[:limit])) for row, limit in zip(chains, limits, strict=True)])
 
 
 def _allowed(tokens: Sequence[int]) -> list[int]:

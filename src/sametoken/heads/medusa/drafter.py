@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.drafters.base import ANYONE, Drafter, RowOrigin
+from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer
-from sametoken.drafters.tree import assembled, trimmed
+from sametoken.drafters.padded import guesses_of
+from sametoken.drafters.tree import assembled
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.graph_slots import GraphSlots
@@ -89,7 +90,10 @@ class MedusaDrafter(Drafter):
     def slots(self, limit: int) -> int:
         return sum(len(path) <= limit for path in self._tree)
 
-    def propose(self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling) -> Draft:
+    def propose(
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: Sampling,
+        worth: object = None,
+    ) -> Proposed:  # fmt: skip
         states = [self.states[row] for row in rows]
         found = [state.feature for state in states if state.feature is not None]
         assert len(found) == len(rows), "heads guess from the feature of a token that they observed"
@@ -100,10 +104,10 @@ class MedusaDrafter(Drafter):
         shape = self.shapes[min(max(limits), len(self.shapes)) - 1]
         draft = self.draft(torch.cat(found), root, lengths, most, sampling, shape)
         left_out = draft.tokens[:, 1:] == PADDING
-        if not left_out.any():
-            return draft
-        order = torch.arange(1, 1 + left_out.shape[1], device=left_out.device).expand_as(left_out)
-        return trimmed(assembled(*draft, order, left_out)[0])
+        if left_out.any():
+            order = torch.arange(1, 1 + left_out.shape[1], device=left_out.device).expand_as(left_out)
+            draft = assembled(*draft, order, left_out)[0]
+        return Proposed(guesses_of(draft))
 
     def captured(self) -> Proposer:
         return CapturedMedusa(self)
