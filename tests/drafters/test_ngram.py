@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 import sametoken.drafters.ngram as ngram
 from drafter_checks import check_draft, drafted, mixed_text, tree_paths, work_of_steps
+from sametoken.drafters.base import Proposed
 from sametoken.drafters.ngram import NgramDrafter
-from sametoken.drafters.padded import Guess, padded
+from sametoken.drafters.padded import Guess, chain, padded
 from sametoken.errors import ConfigError
+from sametoken.speculation.draft import Draft, chain_parents
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -144,6 +146,13 @@ def test_padded_keeps_parents_and_continues_the_last_node() -> None:
     draft = padded([5, 6], [Guess([1, 2, 3], [0, 0, 2]), Guess([7], [0])])
     assert torch.equal(draft.tokens, torch.tensor([[5, 1, 2, 3], [6, 7, -1, -1]]))
     assert torch.equal(draft.parents, torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, 2]]))
+
+
+def test_a_tensor_draft_is_a_proposal_of_the_guesses_before_its_padding() -> None:
+    draft = Draft(torch.tensor([[7, 1, 2], [8, -1, 3], [9, 4, -1]]), chain_parents(3, 3))
+    found = Proposed.of(draft)
+    assert found == ([chain([1, 2]), chain([]), chain([4])], None, None)
+    assert Proposed.of(found) is found
 
 
 @pytest.mark.parametrize(

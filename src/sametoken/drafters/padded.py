@@ -54,5 +54,5 @@ def padded(pending: Sequence[int], guesses: Sequence[Guess], device: torch.devic
 def guesses_of(draft: Draft) -> list[Guess]:
     """Guesses of each row of a draft, up to its first padding; reads values on the host."""
     rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
-    ends = ((tokens, parents, [*tokens, PADDING].index(PADDING)) for tokens, parents in rows)
-    return [Guess(tokens[1:end], parents[1:end]) for tokens, parents, end in ends]
+    found = [(tokens, parents, [*tokens, PADDING].index(PADDING)) for tokens, parents in rows]
+    return [Guess(tokens[1:nodes], parents[1:nodes]) for tokens, parents, nodes in found]
