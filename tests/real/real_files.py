@@ -67,9 +67,7 @@ def served(model: str, *options: str) -> Iterator[Served]:
             assert time.perf_counter() - begin < PATIENCE_S, "the server is not ready"
             time.sleep(0.02)
         seconds = time.perf_counter() - begin
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        work = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # of itself and of children that ended
-        yield Served(url, process, seconds, work)
+        yield Served(url, process, seconds, work_of(process.pid))
     finally:
         process.terminate()
         process.wait(60)
@@ -110,6 +108,12 @@ def run(place: Path, *words: str) -> Ran:
 def _work_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def work_of(process: int) -> float:
+    """Seconds of processor time of a process, and of its children that ended."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def memory(process: int, name: str) -> int:

@@ -18,7 +18,7 @@ import httpx
 import jsonschema_rs
 import pytest
 from openai import OpenAI
-from real_files import CACHE_VARIABLE, Served, gguf, memory, needs_models, run, served
+from real_files import CACHE_VARIABLE, PATIENCE_S, Served, gguf, memory, needs_models, run, served, work_of
 
 pytestmark = needs_models
 MODEL = gguf("coder15")  # as the server calls it
@@ -28,6 +28,7 @@ FIRST_S, LATER_S, GENERATE_S = 3.0, 2.0, 4.0
 FILES_SHARE, BESIDE_BYTES = 1.2, 0.4e9  # the most memory is this share of the files, and so much beside them
 CACHE_BYTES = 50e6  # of the KV cache for the few hundred tokens that are asked here
 IDLE_BYTES = 1.6e9
+QUIET_S = 0.3  # without work of a server that is idle
 WEATHER = {
     "type": "object",
     "properties": {
@@ -55,7 +56,7 @@ class Started(NamedTuple):
 
     Attributes:
         first, again: that have ended. `server`: a third one, which runs.
-        idle: bytes of the running one before it was asked anything. `most`: bytes that the first one had.
+        idle: bytes of the running one, idle, before it was asked anything. `most`: bytes that the first one had.
     """
 
     first: Served
@@ -77,7 +78,18 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
         with served(gguf("coder15")) as again:
             pass
         with served(gguf("coder15")) as server:
+            settle(server.process.pid)
             yield Started(first, again, server, memory(server.process.pid, "VmRSS"), most)
+
+
+def settle(process: int) -> None:
+    """Wait until a server works no more: after it listens it measures what drafts cost."""
+    until = time.monotonic() + PATIENCE_S
+    worked, before = work_of(process), -1.0
+    while worked > before:
+        assert time.monotonic() < until, "the server is never idle"
+        time.sleep(QUIET_S)
+        before, worked = worked, work_of(process)
 
 
 def soon(name: str, seconds: float, work: float, goal: float) -> None:

@@ -247,6 +247,7 @@ class AsyncLLM:
         try:
             if self.llm.speculative.adaptive and self.llm.method != NO_DRAFT:
                 engine.calibrate(lambda: not self._inbox.empty())
+                engine.give_back()  # pages of the KV cache that the measured steps wrote to
             while True:
                 while not (engine.busy and self._inbox.empty()):
                     match self._next():
