@@ -2,34 +2,57 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from sametoken.engine.pace import LEAST, Pace
 
 
-def run(pace: Pace, steps: int, alone: float, token: float, progress: float = 1.0, waiting: bool = True) -> list[tuple]:
+def run(pace: Pace, steps: int, alone: float, token: float, waiting: bool = True) -> list[tuple]:
     """Steps of a machine on which streams take `alone` seconds and a prompt token `token` more: (tokens, seconds)."""
     seen = []
     for _ in range(steps):
         tokens = pace.tokens() if waiting else 0
         seen.append((tokens, alone + tokens * token))
-        pace.saw(tokens, seen[-1][1], progress)
+        pace.saw(tokens, seen[-1][1], 1)
     return seen
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
 @pytest.mark.parametrize("token", [1e-6, 1e-4, 1e-2])
-@pytest.mark.parametrize("progress", [1.0, 3.0])
-def test_streams_keep_their_share_of_the_time(share: float, token: float, progress: float) -> None:
+def test_streams_keep_their_share_of_the_time(share: float, token: float) -> None:
     pace = Pace(share, most=64)
-    run(pace, 20, 0.004, token, progress, waiting=False)
-    seen = run(pace, 4000, 0.004, token, progress)
+    run(pace, 20, 0.004, token, waiting=False)
+    seen = run(pace, 4000, 0.004, token)
     total, pieces = sum(seconds for _, seconds in seen), [tokens * token for tokens, _ in seen]
     spent = sum(pieces) / total
     assert sum(pieces) - max(pieces) <= share * total
     most = 64 * token / (0.004 + 64 * token)  # where even the largest piece costs less than allowed
     assert spent >= min(share, most) * 0.9
     assert all(tokens == 0 or LEAST <= tokens <= 64 for tokens, _ in seen)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+@pytest.mark.parametrize("each", [0.0, 0.001, 0.004])
+def test_prompts_keep_their_share_beside_drafts_of_any_length(share: float, each: float) -> None:
+    """Some steps draft nothing and some much, so their times differ for another reason than a delay."""
+    luck, pace, seconds, spent = random.Random(0), Pace(share, most=64), 0.0, 0.0
+    for number in range(20_000):
+        tokens, waiting = 8 + luck.choice([0, 0, luck.randint(1, 24)]), number // 1000 % 2
+        read = pace.tokens() if waiting else 0
+        alone = 0.01 + each * tokens
+        pace.saw(read, alone + 0.003 * read, tokens)
+        if waiting:
+            seconds, spent = seconds + alone + 0.003 * read, spent + 0.003 * read
+    assert spent / seconds == pytest.approx(share, rel=0.07)
+
+
+def test_a_delay_of_streams_alone_is_not_charged_to_prompts() -> None:
+    pace = Pace(0.5, most=64)
+    run(pace, 20, 0.004, 1e-4, waiting=False)
+    pace.saw(0, 3.0, 1)
+    assert pace.tokens() >= LEAST
 
 
 def test_what_was_not_used_is_not_saved_up() -> None:

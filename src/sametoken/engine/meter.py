@@ -98,10 +98,9 @@ class Meter:
         return StepReport(done.plan, emissions, done.proposal.makers, features, timings)
 
     def _teach(self, done: Done, seconds: float) -> None:
-        """Report the time of a decoding step, and the tokens that each row got, to the controller."""
+        """Report the time of a decoding step to the controller and to the pace of prompts."""
         plan, rows = done.plan, len(done.plan.decode)
-        progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
-        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, progress)
+        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, max(done.tokens, rows))
         if done.tokens and not plan.prefill:
             context = sum(item.start for item in plan.decode) / rows
             self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds)

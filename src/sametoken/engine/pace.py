@@ -1,8 +1,8 @@
 """Number of prompt tokens that a step may read beside running streams, so that prompts take a bounded share of the
 time.
 
-An account in seconds: the time that streams alone would have taken for their tokens earns prompts their share; the time
-that steps took beyond it is spent. No clock: times come in as numbers.
+An account in seconds: the time that streams alone would have taken for their tokens, drafts included, earns prompts
+their share; the time that steps with prompts took beyond it is spent. No clock: times come in as numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,34 @@ LEAST = 32  # prompt tokens at a time: fewer cost nearly as much, since each pie
 FOLLOW = 0.2  # weight of a new step in an average
 RISE = 0.05  # weight where streams seem slower: mostly another process delayed the step
 STALE = 32  # steps with prompts after which two without them measure the streams alone again
+
+
+class StepSeconds:
+    """Seconds of a step without prompts by its tokens, fitted as a line: steps with longer drafts take longer.
+
+    Every step moves the line towards its own time, most where its tokens are (normalised least mean squares).
+    """
+
+    def __init__(self) -> None:
+        self.known = False
+        self._base = self._each = 0.0  # seconds of a step, and of each of its tokens
+        self._usual = 1.0  # tokens of a step on average
+
+    def of(self, tokens: int) -> float:
+        """Expected seconds of a step with so many tokens."""
+        return self._base + self._each * tokens
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """Record a step."""
+        if not self.known:
+            self.known, self._base, self._usual = True, seconds, float(tokens)
+            return
+        expected = self.of(tokens)
+        error = (RISE if seconds > expected else FOLLOW) * (min(seconds, 2 * expected) - expected)
+        size = tokens / self._usual
+        self._base = max(0.0, self._base + error / (1 + size * size))
+        self._each = max(0.0, self._each + error * size / (1 + size * size) / self._usual)
+        self._usual += FOLLOW * (tokens - self._usual)
 
 
 class Pace:
@@ -26,8 +54,7 @@ class Pace:
     def __init__(self, share: float, most: int) -> None:
         self._earned = share / (1 - share) if share < 1 else math.inf  # seconds for prompts by seconds for streams
         self.most = most
-        self._step: float | None = None  # seconds of a step without prompts
-        self._progress = 1.0  # tokens of a stream in such a step
+        self._alone = StepSeconds()
         self._token: float | None = None  # seconds that a prompt token adds
         self._account = 0.0
         self._since = 0  # steps with prompts since streams were last measured alone
@@ -35,32 +62,28 @@ class Pace:
 
     def tokens(self) -> int:
         """Prompt tokens that the next step may read if it decodes too; 0 lets the streams catch up."""
-        if self._earned == math.inf or self._step is None:
+        if self._earned == math.inf or not self._alone.known:
             return self.most
         if self._account <= 0 or self._since >= STALE:
             return 0
         affordable = LEAST if self._token is None else int(self._account / self._token)
         return min(self.most, max(LEAST, affordable))
 
-    def saw(self, prompt_tokens: int, seconds: float, progress: float) -> None:
-        """Record a step that decoded: it took `seconds` and gave each stream `progress` tokens on average."""
+    def saw(self, prompt_tokens: int, seconds: float, tokens: int) -> None:
+        """Record a step that took `seconds` and computed `tokens` tokens of streams, their drafts included."""
         if self._earned == math.inf:
             return
         # A step right after a prompt finds cold caches: that is the prompt's cost too.
         alone, self._beside = not (prompt_tokens or self._beside), prompt_tokens > 0
         if alone:
-            self._see_alone(seconds, progress)
+            self._alone.saw(tokens, seconds)
         self._since = 0 if alone else self._since + self._beside
-        if self._step is None:
+        if not self._alone.known:
             return
-        worth = progress * self._step / self._progress
+        worth = self._alone.of(tokens)
         if prompt_tokens:
             added = max(seconds - worth, 1e-3 * seconds) / prompt_tokens
             self._token = added if self._token is None else self._token + FOLLOW * (added - self._token)
+        spent = 0.0 if alone else seconds - worth
         # Unspent time is not saved up: spending it at once would be a stall.
-        self._account = min(self._earned * self._step, self._account + self._earned * worth - (seconds - worth))
-
-    def _see_alone(self, seconds: float, progress: float) -> None:
-        known = seconds if self._step is None else self._step
-        self._step = known + (RISE if seconds > known else FOLLOW) * (min(seconds, 2 * known) - known)
-        self._progress += FOLLOW * (progress - self._progress)
+        self._account = min(self._earned * worth, self._account + self._earned * worth - spent)
