@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from threading import Barrier
 from typing import Any, get_type_hints
 
 import pytest
@@ -129,3 +132,21 @@ def test_threads_may_call_one_llm_together(pair: Pair) -> None:
     with ThreadPoolExecutor(len(prompts)) as pool:
         found = list(pool.map(lambda prompt: llm.generate(prompt, params)[0].token_ids, prompts * 2))
     assert found == expected * 2
+
+
+def test_no_thread_keeps_the_others_out(pair: Pair) -> None:
+    """A thread that steps the engine in a loop lets those in that wait, so that all requests run in one batch."""
+    llm, people, turns = LLM(pair.target), 4, list[int]()
+    start = Barrier(people)
+
+    def work(number: int) -> None:
+        start.wait()
+        for _ in range(50):
+            with llm._in_turn():
+                time.sleep(1e-4)
+                turns.append(number)
+
+    with ThreadPoolExecutor(people) as pool:
+        list(pool.map(work, range(people)))
+    kept = sum(a == b for a, b in pairwise(turns))
+    assert kept < len(turns) / 2

@@ -7,8 +7,9 @@ import hashlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from threading import RLock
 from typing import Any, Self, Unpack
 
@@ -36,6 +37,7 @@ from sametoken.options.speculation import SpeculativeConfig
 from sametoken.parallel.follow import join
 
 LOG = logging.getLogger("sametoken")
+PASS_ON_S = 5e-5  # after a thread's turn, so that another one that waits wakes up and takes the next
 
 
 class LLM:
@@ -114,6 +116,7 @@ class LLM:
             self.engine, self.tokenizer, self.config.vocab_size, self.speculative, self.method, context
         )
         self._turn = RLock()  # several threads may call; one steps the engine at a time
+        self._waiting = set[object]()  # for that lock
         self._named = model if draft is None else f"{model}, draft={draft}"
 
     def __repr__(self) -> str:
@@ -202,14 +205,14 @@ class LLM:
                     got[number] = got[number].then(emission) if number in got else emission
 
         engine = self._opened_engine()
-        with self._turn:
+        with self._in_turn():
             engine.reports.append(hear)
         try:
-            with self._turn:
+            with self._in_turn():
                 for request in requests:
                     engine.add(request)
             while going:
-                with self._turn:
+                with self._in_turn():
                     self._opened_engine()
                     if not got:
                         engine.step()
@@ -217,10 +220,26 @@ class LLM:
                 going -= {emission.request.id for emission in emissions if emission.finished}
                 yield from emissions
         finally:
-            with self._turn:
+            with self._in_turn():
                 engine.reports.remove(hear)
                 for number in going:
                     engine.abort(number)
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Hold the engine, and then let threads that wait for it go first: Python's locks have no order, and a thread
+        that takes one in a loop keeps the others out.
+        """
+        mine = object()
+        self._waiting.add(mine)
+        try:
+            with self._turn:
+                self._waiting.discard(mine)
+                yield
+        finally:
+            self._waiting.discard(mine)
+        if self._waiting:
+            time.sleep(PASS_ON_S)
 
     def _opened_engine(self) -> Engine:
         if not hasattr(self, "engine"):
