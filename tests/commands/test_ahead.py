@@ -64,3 +64,19 @@ def test_a_start_leaves_collection_and_turns_as_they_were() -> None:
         assert not gc.isenabled()
         assert sys.getswitchinterval() < before[1]
     assert (gc.isenabled(), sys.getswitchinterval()) == before
+
+
+def test_objects_of_a_start_that_stay_are_not_visited_again() -> None:
+    code = """if True:
+        import gc
+        from sametoken.commands.ahead import starting
+        with starting(stays=True):
+            made = [[] for _ in range(100_000)]
+        print(gc.get_freeze_count() >= 100_000, gc.get_count()[0] < 10_000)
+        gc.unfreeze()
+        with starting():
+            made = [[] for _ in range(100_000)]
+        print(gc.get_freeze_count() == 0, gc.get_count()[0] < 10_000)
+    """
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True"] * 4

@@ -77,6 +77,7 @@ def load_decoder(
             entry = weight_cache.entry_of(directory, config.parameters, quantization, dtype, device)
         decoder = _empty(own, dtype, quantization)
         if entry is not None and entry.exists():
+            decoder.begin_rope_tables(device)
             if weight_cache.restored(decoder, entry):
                 return decoder
             decoder = _empty(own, dtype, quantization)  # parts of it are filled

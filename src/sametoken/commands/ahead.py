@@ -38,10 +38,13 @@ def link_torch() -> None:
 
 
 @contextmanager
-def starting() -> Iterator[None]:
+def starting(*, stays: bool = False) -> Iterator[None]:
     """Collect no cycles within the block, which makes many objects that stay: a quarter of a second of a start.
 
     Threads take turns at the interpreter ten times as often, since weights are packed while a server is imported.
+
+    Args:
+        stays: what the block made is needed until the process ends, so no later collection visits it.
     """
     was, interval = gc.isenabled(), sys.getswitchinterval()
     gc.disable()
@@ -50,5 +53,8 @@ def starting() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(interval)
+        gc.freeze()  # else the first collection would visit them all
+        if not stays:
+            gc.unfreeze()  # to the oldest generation
         if was:
             gc.enable()

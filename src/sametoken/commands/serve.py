@@ -132,7 +132,7 @@ def serve_one(
     """Serves with one engine; a thread imports the server while the model is loaded."""
     use_cpus(resolution.values["cpus"], resolution.values["threads"])
 
-    with starting():
+    with starting(stays=True):
         # Whole before the thread starts: no two threads import one module.
         import sametoken.engine.llm  # noqa: F401
 

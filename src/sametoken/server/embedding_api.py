@@ -7,7 +7,7 @@ import base64
 import struct
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from starlette.requests import Request
@@ -20,7 +20,9 @@ from sametoken.server.errors import CLIENT_GONE, ApiError, misread, stopped
 from sametoken.server.fields import Body, Prompts
 from sametoken.server.http import unless_gone
 from sametoken.server.worker import Worker
-from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader
+
+if TYPE_CHECKING:
+    from sametoken.train.dataset.extraction import FeatureReader
 
 
 class EmbeddingsRequest(Body):
@@ -99,6 +101,8 @@ class EmbeddingApi(Api):
 
     async def _vector(self, ids: Sequence[int], pooling: Pooling) -> list[float]:
         """Reads a text in pieces, so that streams go on between them."""
+        from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader  # most servers need no trainer
+
         engine, tokens = self._worker.engine, torch.tensor(ids)
         if self._reader is None:
             decoder = self._worker.llm.engine.runner.decoder
