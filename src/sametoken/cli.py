@@ -268,7 +268,7 @@ def _function(module: ModuleType) -> Callable[..., None]:
 
 
 def module_name(command: str) -> str:
-    """Where a command of one or more words lives."""
+    """Name of the module of a command of one or more words."""
     return f"sametoken.commands.{re.sub('[ -]', '_', command)}"
 
 

@@ -1,4 +1,4 @@
-"""Which kinds of drafters there are: one record each, of this package and of other installed distributions.
+"""Kinds of drafters: one record each, of this package and of other installed distributions.
 
 A record is data, so that help texts and checks of names import no torch; what computes is imported when it is used.
 Another distribution adds a kind by an entry point of the group `sametoken.drafters` that names its record.

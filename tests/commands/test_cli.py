@@ -93,8 +93,8 @@ def test_the_help_fits_the_terminal(run: Any, monkeypatch: pytest.MonkeyPatch, w
     panels = [line for line in lines if line[:1] in "╭│╰" and line]
     assert {len(line) for line in panels} == {width}
     assert [line.split("─")[1].strip() for line in panels if line[0] == "╭"] == [
-        "Arguments", "The HTTP server", "The draft, and versions on the Hub", "How drafts are made",
-        "How the model is computed", "The KV cache", "Options of other servers", "Another engine", "Help and errors",
+        "Arguments", "The HTTP server", "The draft, and versions on the Hub", "Drafting",
+        "Computation of the model", "The KV cache", "Options of other servers", "Another engine", "Help and errors",
     ]  # fmt: skip
     assert lines.index("  sametoken serve") < lines.index(panels[0]), "examples come first"
 

@@ -80,7 +80,7 @@ def explain(run: Run) -> str:
 
 
 def _busy(made: Environment) -> list[str]:
-    """Why there is no conclusion, where other processes were at work on the machine."""
+    """Reason for no conclusion where other processes were at work on the machine."""
     if not made.busy:
         return []
     return [

@@ -33,7 +33,7 @@ NOTES = (
 
 
 class Target(NamedTuple):
-    """Which servers, and the key for them."""
+    """Servers to measure, and the key for them."""
 
     urls: dict[Side, str]
     api_key: str | None

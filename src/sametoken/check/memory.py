@@ -219,7 +219,7 @@ def _other_rank(plan: _Plan, settings: EngineSettings, batch: int, context: int)
 
 
 def _replicas_advice(one: int, count: int, memory: int) -> tuple[str, ...]:
-    """When replicas are better than so many ranks; nothing where one process, which takes `one` bytes, does not fit."""
+    """Advice to use replicas, not so many ranks; nothing where one process, which takes `one` bytes, does not fit."""
     if one > memory:
         return ()
     where = f"serve --dp {count}" if count * one <= memory else "one on each host"

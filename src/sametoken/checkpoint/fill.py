@@ -85,7 +85,7 @@ def load_parameters(
 
 
 class _Filling:
-    """Which rows of which parameters have arrived."""
+    """Rows of each parameter that have arrived."""
 
     def __init__(
         self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool, filled: Callable[[str], None]

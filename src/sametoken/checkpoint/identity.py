@@ -1,4 +1,4 @@
-"""Which model a directory holds, as a hash that costs no reading of all its weights."""
+"""Identity of the model in a directory: a hash that does not read all its weights."""
 
 from __future__ import annotations
 

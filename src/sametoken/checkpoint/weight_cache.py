@@ -174,7 +174,7 @@ def _make_room(root: Path, size: int) -> bool:
 
 
 def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """When each entry was read last, its bytes and its place."""
+    """Time at which each entry was read last, its bytes and its place."""
     for facts in root.glob(f"*/{FACTS}"):
         if not ENTRY.fullmatch(facts.parent.name) or facts.parent.is_symlink():
             continue

@@ -158,7 +158,7 @@ def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, .
 
 
 def engine_options() -> tuple[Option, ...]:
-    """Which models to load, how to draft, and the engine around them."""
+    """Models to load, drafting, and the engine around them."""
     return (
         *settings_options(ModelSettings),
         *settings_options(SpeculativeConfig),

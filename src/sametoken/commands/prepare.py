@@ -280,7 +280,7 @@ def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfi
 
 
 def _source(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> tuple[Reader, HiddenSpec]:
-    """Who computes the hidden states, and what they are of."""
+    """Source of the hidden states, and the model and layers that they are of."""
     from sametoken.checkpoint.hub import read_config
     from sametoken.engine.load import DTYPES, load_models
     from sametoken.model.config import ModelConfig

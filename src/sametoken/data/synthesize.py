@@ -107,7 +107,7 @@ def _is_answer(message: Mapping[str, Any]) -> bool:
 
 
 class Finished:
-    """Which conversations an output already holds, and what they answered to.
+    """Conversations that an output already holds, and the prompts of each.
 
     Args:
         file: of whole lines, as `Synthesis` writes them. `chat`: they are conversations, not texts.

@@ -182,7 +182,7 @@ class HeadKind(Weighted):
         """A head as an engine reads it, a key of `ENGINES`; nothing is refused here."""
 
     def refusals(self, config: Any, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None) -> list[str]:
-        """Why an engine cannot run a head as it was trained, one reason each; none means that it can.
+        """Reasons why an engine cannot run a head as it was trained; none means that it can.
 
         Args:
             tensors: of the head in our own layout, where values decide; without them such a part counts as in use.

@@ -64,7 +64,7 @@ def describe(files: Files, target: ModelConfig) -> Described:
 
 
 def _unknown(files: Files) -> CheckpointError:
-    """Why a directory is taken for no head."""
+    """Reason why a directory is taken for no head."""
     names = architectures(files.config)
     if any(name.endswith("embed_tokens.weight") for name in files.seen) and any(name in FAMILIES for name in names):
         return CheckpointError(

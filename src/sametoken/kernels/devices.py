@@ -1,4 +1,4 @@
-"""Which kernels a tensor's work goes to: ours of Triton on CUDA, where Triton is installed; else torch or the CPU's.
+"""Choice of the kernels for a tensor's work: Triton on CUDA, where it is installed; else torch or the CPU's.
 
 A tensor on the meta device has a shape and no data. It stands for one that will lie on the CPU, or on CUDA where
 `planned_for` says so: modules pack such tensors as they pack real ones, which tells what they will hold.

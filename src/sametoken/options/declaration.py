@@ -1,4 +1,4 @@
-"""What a declaration of options is: a class of typed fields, each with its default and a text below it.
+"""Declaration of options: a class of typed fields, each with its default and a text below it.
 
 Command line, bodies of requests, the OpenAPI document and the tables of the documentation are views of `declared`.
 """
@@ -29,7 +29,7 @@ Names = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How the edges show an option where its type does not say it; stands in the field's annotation."""
+    """Form of an option in help and documents where its type does not give it; in the field's annotation."""
 
     spellings: tuple[str, ...] = ()
     """further spellings on the command line, with their dashes."""
@@ -75,7 +75,7 @@ def declared(owner: type) -> dict[str, Declared]:
 
 
 def title(owner: type) -> str:
-    """What a declaration is about: the first line of its text."""
+    """Subject of a declaration: the first line of its text."""
     return (owner.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
@@ -95,7 +95,7 @@ def members(hint: Any) -> list[Any]:
 
 
 def limits(hint: Any) -> dict[str, Any]:
-    """What bounds the numbers of a type: "ge", "gt", "le", "lt" and their values."""
+    """Bounds of the numbers of a type: "ge", "gt", "le", "lt" and their values."""
     found = {name: getattr(hint, name) for name in ("ge", "gt", "le", "lt") if getattr(hint, name, None) is not None}
     for part in hint.metadata if isinstance(hint, FieldInfo) else get_args(hint):
         found |= limits(part)
@@ -103,7 +103,7 @@ def limits(hint: Any) -> dict[str, Any]:
 
 
 def expected(option: Declared) -> str:
-    """What a value of an option may be, in words."""
+    """Permitted values of an option, in words."""
     kinds, bounds = members(option.hint), limits(option.hint)
     low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
     if option.shown.words:

@@ -83,7 +83,7 @@ class KVCacheConfig(Settings):
 
 
 class EngineConfig(Settings):
-    """How the model is computed."""
+    """Computation of the model."""
 
     dtype: Annotated[DType, Elsewhere("trtllm dtype")] = "auto"
     """number format of weights, activations and cache; "auto" is the checkpoint's own (on the CPU, bfloat16 takes the

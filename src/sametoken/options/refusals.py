@@ -1,4 +1,4 @@
-"""How dataclasses of options refuse a value: by name, with what was got and what was expected."""
+"""Refusal of a value by a dataclass of options: its name, what was got and what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def refusing(field: str = "") -> Callable[[type[T]], type[T]]:
-    """Lets a dataclass raise `RequestError`, which says what the field should be; `field` holds the object."""
+    """Decorator of a dataclass that raises `RequestError` with what a field expects; `field` holds the object."""
 
     def wrap(owner: type[T]) -> type[T]:
         checked = owner.__init__

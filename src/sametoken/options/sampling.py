@@ -147,7 +147,7 @@ Forms = Annotated[dict[str, Any], AfterValidator(_known_forms), _FormsSchema]
 @refusing("speculative")
 @dataclass(frozen=True, slots=True, config=STRICT)
 class RequestSpeculation:
-    """How one request may be drafted. It changes speed, never tokens.
+    """Drafting of one request. It changes speed, never tokens.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -173,7 +173,7 @@ class RequestSpeculation:
 @refusing("thought_bound")
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ThoughtBound:
-    """How much a model may think before it answers.
+    """Bound of what a model may think before it answers.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -193,7 +193,7 @@ class ThoughtBound:
 @refusing()
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class SamplingParams:
-    """How tokens are drawn and when a request ends.
+    """Choice of tokens and end of a request.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -282,7 +282,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the token with the highest score is taken, without noise."""
+        """True if the token with the highest score is taken, without noise."""
         return self.temperature == 0
 
     @classmethod

@@ -61,11 +61,11 @@ class Shaping:
 
     @property
     def shapes(self) -> bool:
-        """Whether it changes which tokens may be drawn, or how."""
+        """True if it changes the distribution of tokens."""
         cut = self.top_n_sigma > 0 or self.typical_p < 1
         return cut or self.xtc_probability > 0 or self.dynatemp_range > 0
 
     @property
     def dry(self) -> bool:
-        """Whether repeated sequences are penalised."""
+        """True if repeated sequences are penalised."""
         return self.dry_multiplier > 0 and self.dry_base >= 1 and self.dry_penalty_last_n != 0

@@ -26,7 +26,7 @@ ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tok
 
 
 class SpeculativeConfig(Settings):
-    """How drafts are made.
+    """Drafting.
 
     EAGLE-2's own names may be used too: `depth` for max_draft_len, `top_k` for tree_top_k, and `total_tokens`, which
     counts the root, for max_total_draft_tokens + 1.

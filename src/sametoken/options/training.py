@@ -22,7 +22,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class HeadOptions(Settings):
-    """What every kind of draft is made from."""
+    """Start of a draft of any kind."""
 
     init_from: str | None = None
     """directory of a draft of the same kind to start from; its architecture is kept."""
@@ -65,7 +65,7 @@ class LossOptions(Settings):
 
 
 class RoundedLoss(LossOptions):
-    """What is minimised for heads, which may be trained as they are served in few bits."""
+    """Loss of heads, which may be trained as they are served in few bits."""
 
     quantize_aware: RoundedFormat | None = None
     """round linear layers to this format of `sametoken quantize` in every forward of training, and write the head in
@@ -81,7 +81,7 @@ class RoundedLoss(LossOptions):
 
 
 class RunSettings(Settings):
-    """How training runs."""
+    """Course of training."""
 
     num_epochs: Annotated[float, Field(gt=0)] | None = None
     """number of passes over all of the data; without it: as many as make 600 steps, 1 to 20, or max_steps."""
@@ -134,7 +134,7 @@ class RunSettings(Settings):
 
 
 class KeepSettings(Settings):
-    """What is written, and when the draft is evaluated."""
+    """Files that are written, and evaluation of the draft."""
 
     output_dir: str = "sametoken-head"
     """directory for checkpoints, log and curves, and for the best head in `head`."""

@@ -52,7 +52,7 @@ REPEAT_S = 15.0  # that rank 0 has to repeat why another rank ends
 
 
 class RefusedError(SametokenError):
-    """Why this rank ends before it computes anything; rank 0 knows it."""
+    """Reason why this rank ends before it computes anything; rank 0 has reported it."""
 
 
 class FollowingRank:

@@ -214,7 +214,7 @@ class RankGroup(Meeting):
         self.on_failure(self.failure)
 
     def _reason(self, error: RuntimeError) -> str:
-        """Why a collective failed: the process that has ended, or the rank whose signs of life end now."""
+        """Reason for a failed collective: the process that has ended, or the rank whose signs of life end now."""
         for _ in range(int((SILENT_S + 2) / BEAT_S)):
             if (lost := self.lost()) is not None:
                 return lost

@@ -122,7 +122,7 @@ def _start(place: RankPlace, rank: int, group: RankGroup) -> subprocess.Popen[by
 
 
 def _lost(processes: Mapping[int, subprocess.Popen[bytes]]) -> str | None:
-    """Which process has ended, in words."""
+    """Words for the process that has ended."""
     for rank, process in processes.items():
         if (code := process.poll()) is not None:
             how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"

@@ -1,4 +1,4 @@
-"""Which rank this process is: what mpirun, torchrun and srun say in the environment, nothing else."""
+"""Rank of this process, from the variables that mpirun, torchrun and srun set."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Replicas:
         return [replica for replica in self._all if replica.status == "ready"]
 
     def choose(self, prompt: RoutedPrompt, without: Collection[Replica] = ()) -> Replica | None:
-        """Who takes a request, None if nobody can. `without`: who was tried."""
+        """Replica for a request, None if none can take it. `without`: those that were tried."""
         candidates = [replica.candidate(prompt) for replica in self.ready() if replica not in without]
         return self._all[choose(candidates, prompt.size)] if candidates else None
 

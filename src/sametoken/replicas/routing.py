@@ -1,4 +1,4 @@
-"""Which replica a request goes to: the one with the least work before its first token. No processes, no clock.
+"""Choice of the replica for a request: the one with the least work before its first token. No processes, no clock.
 
 Work is counted in bytes of prompt text. A replica that has read most of a prompt before has its beginning in the KV
 cache, so it has less work than the others unless it has many more open requests.
@@ -65,7 +65,7 @@ def choose(candidates: Sequence[Candidate], size: int) -> int:
 
 
 class PrefixMemory:
-    """Which beginnings of prompts a replica has read lately; those that were used longest ago are forgotten.
+    """Beginnings of prompts that a replica has read lately; those that were used longest ago are forgotten.
 
     Args:
         tokens: that its KV cache holds for reuse.

@@ -77,7 +77,7 @@ CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 class Recorder(Protocol):
-    """Who records every exchange that is complete."""
+    """Recorder of every exchange that is complete."""
 
     def record(self, exchange: Exchange) -> None: ...
 

@@ -189,7 +189,7 @@ class Origins(CORSMiddleware):
         self._always = config.any_model
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Which methods and headers a page may send; llama-server's status is 200 where it may send none too."""
+        """Methods and headers that a page may send; llama-server's status is 200 where it may send none too."""
         answer = super().preflight_response(request_headers)
         if self._always:
             answer.status_code = 200

@@ -192,7 +192,7 @@ class OutputConfig(Body):
 
 
 class Metadata(Body):
-    """Who asks."""
+    """The caller."""
 
     user_id: str | None = None
     """changes no token."""

@@ -107,7 +107,7 @@ class MessagesWords:
         self._events.append({"type": kind, "index": len(self._blocks) - 1, **content})
 
     def _stopped(self, completion: Completion) -> tuple[str, str | None]:
-        """Why the reply ended, and the stop sequence that ended it."""
+        """Reason for the end of the reply, and the stop sequence that ended it."""
         if completion.finish_reason == "length":
             return "max_tokens", None
         if any(block["type"] == "tool_use" for block in self._blocks):

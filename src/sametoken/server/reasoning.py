@@ -187,7 +187,7 @@ class Splitter:
         self._line, self._fresh = "", self.style.trims
 
     def _message(self, pieces: list[Piece]) -> str:
-        """Which state the message is in that a header announces."""
+        """State of the message that a header announces."""
         if (named := RECIPIENT.search(self.header)) is not None:
             pieces.append(Piece(CALL, named[1]))
             return ARGUMENTS

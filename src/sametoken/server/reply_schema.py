@@ -173,7 +173,7 @@ class IncompleteDetails(TypedDict):
 
 
 class ResponseFailure(TypedDict):
-    """Why a response that was made in the background failed."""
+    """Reason for the failure of a response that was made in the background."""
 
     code: str
     message: str

@@ -87,7 +87,7 @@ def _object(arguments: Any) -> Any:
 
 
 class ToolUse(NamedTuple):
-    """Which functions a reply may call.
+    """Functions that a reply may call.
 
     Attributes:
         offered: functions that the model may call. `required`: those of which one must be called.

@@ -89,14 +89,14 @@ class Processes:
         self._leave()
 
     def _found(self) -> str | None:
-        """Who has ended, after some time in which that is found out; None if nobody has."""
+        """Process that has ended, after some time in which that is found out; None if none has."""
         end = time.monotonic() + FOUND_S
         while (words := self._gone()) is None and time.monotonic() < end:
             time.sleep(LOOKS_S)
         return words
 
     def _gone(self) -> str | None:
-        """Who has ended as far as is known, and why; the store does not answer where a network is gone."""
+        """Process that has ended as far as is known, and why; the store does not answer where a network is gone."""
         if self._group.failure is not None:
             return _named(self._group.failure)
         try:

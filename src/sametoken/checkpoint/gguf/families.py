@@ -52,7 +52,7 @@ class GgufFamily(NamedTuple):
 
 
 def _typed_layers(stated: Stated, config: Stated, step: int) -> dict[str, Any]:
-    """Which layers have a window: as stated, else all but every `step`-th one; none where there is no window."""
+    """Window of each layer: as stated, else all but every `step`-th one; none where there is no window."""
     count, pattern = config.get("num_hidden_layers"), stated.get(f"{WINDOW_KEY}_pattern", step)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
         return {}  # which is refused where config.json is read

@@ -1,4 +1,4 @@
-"""Which GGUF files of a Hub repository a name such as "owner/name:Q4_K_M" means, as llama.cpp and vLLM spell it."""
+"""GGUF files of a Hub repository that a name such as "owner/name:Q4_K_M" means, spelled as for llama.cpp and vLLM."""
 
 from __future__ import annotations
 

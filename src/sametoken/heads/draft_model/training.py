@@ -18,7 +18,7 @@ class DraftOptions(HeadOptions):
 
 
 class DraftLoss(LossOptions):
-    """What is minimised for a draft model."""
+    """Loss of a draft model."""
 
     on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
     """for draft: share of the documents whose last answer the draft writes itself, for the target to judge."""

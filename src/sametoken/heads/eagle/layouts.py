@@ -13,7 +13,7 @@ Table = list[tuple[bool, tuple[str, ...], str]]  # whether the part is in use, b
 
 
 def reasons(table: Table, layout: str) -> list[str]:
-    """Why an engine refuses, by a table of parts."""
+    """Reasons for which an engine refuses, by a table of parts."""
     return [reason for used, layouts, reason in table if used and layout in layouts]
 
 

@@ -21,7 +21,7 @@ class EagleOptions(HeadOptions):
 
 
 class EagleLoss(RoundedLoss):
-    """What is minimised for an EAGLE head."""
+    """Loss of an EAGLE head."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
     """number of steps that an EAGLE head is unrolled for in training; without it: 3 for eagle3 and 1 for eagle1."""

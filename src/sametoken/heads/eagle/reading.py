@@ -254,7 +254,7 @@ def _declared(config: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def producer_of(files: Files) -> str:
-    """Who seems to have written a head."""
+    """Tool that seems to have written a head."""
     config = files.config
     names = architectures(config)
     if OURS in config:

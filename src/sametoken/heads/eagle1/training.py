@@ -18,7 +18,7 @@ class Eagle1Options(EagleOptions):
 
 
 class Eagle1Loss(EagleLoss):
-    """What is minimised for an EAGLE-1 head."""
+    """Loss of an EAGLE-1 head."""
 
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
     """for eagle1: weight of the SmoothL1 loss on hidden states."""

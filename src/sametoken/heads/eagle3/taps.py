@@ -1,4 +1,4 @@
-"""Which layers a file means by its ids: the two conventions, who uses which, and what had to be assumed.
+"""Layers that a file means by its ids: two conventions, the tools that use each, and what had to be assumed.
 
 Inside, a tap is the output of block i. Files either say so ("output", ModelOpt, SpecForge, SGLang, TensorRT-LLM) or
 count the blocks that have run before ("before" = output + 1: EAGLE's code, vLLM, speculators). None says which.

@@ -44,7 +44,7 @@ def _vllm_name(name: str) -> str:
 
 
 def refusals(config: MedusaConfig, layout: str) -> list[str]:
-    """Why an engine cannot run the heads."""
+    """Reasons why an engine cannot run the heads."""
     if layout in ("sglang", "trtllm", "speculators"):
         return [NO_SUCH_DRAFTS]
     if layout == "vllm" and not config.own_heads:

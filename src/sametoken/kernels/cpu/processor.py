@@ -1,4 +1,4 @@
-"""Which compiled variants there are, what a processor must have for each, and what this one has.
+"""Compiled variants, the features that a processor must have for each, and those of this one.
 
 Features are called as Linux calls them in /proc/cpuinfo, on every system.
 """
@@ -75,7 +75,7 @@ def sysctl_of(lines: str) -> set[str]:
 
 
 def unsupported() -> str:
-    """Why no variant runs here, in words."""
+    """Reason why no variant runs here, in words."""
     here = platform.system(), platform.machine()
     if here not in LEAST:
         return f"there are none for {here[0]} on {here[1]}"

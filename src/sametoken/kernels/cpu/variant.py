@@ -1,4 +1,4 @@
-"""Which variant of the compiled library this process computes with, and why there is none where there is none."""
+"""Variant of the compiled library that this process computes with, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWITCH = "SAMETOKEN_NATIVE"
 
 
 class KernelStatus(NamedTuple):
-    """Which kernels this process computes with.
+    """Kernels that this process computes with.
 
     Attributes:
         variant: name of the loaded variant; None where torch computes alone, which is slower.

@@ -63,7 +63,7 @@ class Held(NamedTuple):
 
 
 class Slots:
-    """Which sequences had which slots.
+    """Slots of the sequences that had one.
 
     Args:
         places: of the batch.
