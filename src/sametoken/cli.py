@@ -85,7 +85,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and raises SystemExit; `arguments` are those of the process unless given."""
+    """Run the command line and raise SystemExit; `arguments` are those of the process unless given."""
     words = [str(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     debug = [word for word in words[:1] if word == "--debug"]
     for program in DOORS:
@@ -133,14 +133,14 @@ class CommandList(TyperGroup):
         return super().resolve_command(ctx, args)
 
     def _show_group(self, ctx: Any, first: str, commands: dict[str, str]) -> None:
-        """Writes the page of the commands that begin with this word, and ends the program."""
+        """Write the page of the commands that begin with this word, and end the program."""
         from sametoken.commands.help import top_page
 
         typer.echo(top_page(ctx, {f"sametoken {first}": commands}, {}))
         ctx.exit()
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the page of all commands."""
+        """Write the page of all commands."""
         from sametoken.commands.help import top_page
 
         formatter.write(top_page(ctx, COMMAND_GROUPS, EXAMPLES))
@@ -150,13 +150,13 @@ class Command(TyperCommand):
     """One command, whose help shows its options in groups."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Writes the page of this command."""
+        """Write the page of this command."""
         from sametoken.commands.help import command_page
 
         formatter.write(command_page(ctx, import_module(module_name(self.name or ""))))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Reads the arguments; an option of several words may have them one by one."""
+        """Read the arguments; an option of several words may have them one by one."""
         from sametoken.commands.options import joined_words
 
         words = joined_words(args, import_module(module_name(self.name or "")).OPTIONS)
@@ -225,7 +225,7 @@ def _top(
 
 
 def _listed() -> None:
-    """Stands in the list of commands for one that was not called."""
+    """Stand in the list of commands for one that was not called."""
 
 
 def _function(module: ModuleType) -> Callable[..., None]:

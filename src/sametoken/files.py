@@ -64,7 +64,7 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def discard_parts(file: Path) -> None:
-    """Removes what killed processes left of `file`, which no other process may be writing now."""
+    """Remove what killed processes left of `file`, which no other process may be writing now."""
     for part in file.parent.glob(f".{file.name}.*.part"):
         part.unlink(missing_ok=True)
 
@@ -82,7 +82,7 @@ def make_directory(directory: Path) -> None:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Keeps a second writer out; the kernel forgets the lock with the process, however that ends.
+    """Keep a second writer out; the kernel forgets the lock with the process, however that ends.
 
     Args:
         descriptor: of the open file or directory.
@@ -140,7 +140,7 @@ def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def discard_unfinished(parent: Path, name: str = "*") -> None:
-    """Removes what killed processes left of directories that `new_directory` was to make in `parent`.
+    """Remove what killed processes left of directories that `new_directory` was to make in `parent`.
 
     One that was about to be replaced is put back. What another process is writing now is left alone.
 
@@ -189,7 +189,7 @@ def holding(directory: Path, *, shared: bool = False) -> Iterator[bool]:
 
 
 def check_replaceable(directory: Path, *, replace: bool) -> None:
-    """Refuses a place where something is that is not to be, or cannot be replaced.
+    """Refuse a place where something is that is not to be, or cannot be replaced.
 
     Raises:
         ConfigError: says what is there.
@@ -204,7 +204,7 @@ def check_replaceable(directory: Path, *, replace: bool) -> None:
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Makes a directory and keeps a second writer out of it within the block. Raises as `make_directory` and `lock`."""
+    """Make a directory and keep a second writer out of it within the block. Raises as `make_directory` and `lock`."""
     make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -215,7 +215,7 @@ def alone_in(directory: Path) -> Iterator[None]:
 
 
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
-    """Writes an object, atomically. Raises DataError as `replacing` does."""
+    """Write an object, atomically. Raises DataError as `replacing` does."""
     with replacing(file) as part:
         part.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -250,7 +250,7 @@ def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
 
 
 def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Stamp:
-    """Writes a safetensors file, atomically. Raises DataError as `replacing` does."""
+    """Write a safetensors file, atomically. Raises DataError as `replacing` does."""
     from safetensors.torch import save_file
 
     with replacing(file) as part:
@@ -275,7 +275,7 @@ def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
 
 
 def check(file: Path, expected: Stamp) -> None:
-    """Compares a file with its stamp.
+    """Compare a file with its stamp.
 
     Raises:
         DataError: with what was expected and what was found.
@@ -354,7 +354,7 @@ def read_text(file: Path) -> str:
 
 
 def check_regular(file: Path) -> None:
-    """Refuses pipes and devices, which would be waited for, or read until memory ends.
+    """Refuse pipes and devices, which would be waited for, or read until memory ends.
 
     Raises:
         OSError: there is no such file, or it is a directory.

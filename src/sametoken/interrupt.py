@@ -100,7 +100,7 @@ def cancel_at_signals() -> Iterator[Stop]:
 
 @contextmanager
 def stop_at_signals(promise: str = "", repeats_after_s: float = 0.0) -> Iterator[Stop]:
-    """Takes SIGINT and SIGTERM within the block; a signal that was ignored before (`nohup`, `trap ''`) stays so.
+    """Take SIGINT and SIGTERM within the block; a signal that was ignored before (`nohup`, `trap ''`) stays so.
 
     Args:
         promise: what happens after the first signal where it does not raise, said on standard error; "" says nothing.

@@ -37,7 +37,7 @@ class TimedAnswer:
     failure: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Takes up one event of the stream."""
+        """Take up one event of the stream."""
         if delta.tokens is not None:
             self.tokens = delta.tokens
         if text := delta.content or delta.reasoning:
@@ -74,7 +74,7 @@ class TimedAnswer:
 
 
 async def ask(client: Client, path: str, body: Mapping[str, Any], due: float) -> TimedAnswer:
-    """Sends a request and reads its stream; whatever goes wrong with it is in the answer.
+    """Send a request and read its stream; whatever goes wrong with it is in the answer.
 
     Args:
         path: "chat/completions" or "completions".

@@ -59,7 +59,7 @@ class Pass(NamedTuple):
 
 
 def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
-    """Runs jobs in order, at most `batch` at once, on drafters that remember nothing of earlier calls."""
+    """Run jobs in order, at most `batch` at once, on drafters that remember nothing of earlier calls."""
     forget(llm)
     waiting = deque(range(len(jobs)))
     going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # by request: its job, and when how many tokens came

@@ -50,7 +50,7 @@ class Chart(NamedTuple):
 
 
 def finish(axes: Axes, title: str, x: str, y: str) -> None:
-    """Adds the title, which is the finding, the names of the axes, and the legend."""
+    """Add the title, which is the finding, the names of the axes, and the legend."""
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)

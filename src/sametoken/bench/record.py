@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def texts(self) -> str:
-        """Names what decides the outputs and with them the acceptance; the batch does not."""
+        """Name what decides the outputs and with them the acceptance; the batch does not."""
         prompt = "" if self.prompt_len is None else f", prompts of {self.prompt_len}"
         return f"{self.workload}, temperature {self.temperature:g}{prompt}"
 
@@ -192,7 +192,7 @@ RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
 def write_run(run: Run, directory: Path) -> Path:
-    """Writes a run as `bench-<time>.json` of the directory, which is made; never over another file.
+    """Write a run as `bench-<time>.json` of the directory, which is made; never over another file.
 
     Raises:
         ConfigError: it cannot be written there.

@@ -1,4 +1,4 @@
-"""Runs as one HTML page that needs nothing else, readable in dark and in light, and the figures as PNGs beside it."""
+"""Report of runs: one HTML page that needs nothing else, in dark and in light, and its figures as PNGs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ pre {{ background: var(--soft); padding: .75rem 1rem; overflow-x: auto; white-sp
 
 
 def write_report(runs: Sequence[Run], directory: Path) -> list[Path]:
-    """Writes `report.html` and the figures' PNGs into a directory, which is made.
+    """Write `report.html` and the figures' PNGs into a directory, which is made.
 
     Raises:
         ConfigError: matplotlib is not there, or the directory cannot be written.

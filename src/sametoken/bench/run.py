@@ -96,7 +96,7 @@ Prepared = list[tuple[str, list[int]]]  # category and token ids of each prompt
 
 
 def measure_grid(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]) -> GridResult:
-    """Measures every cell of the grid, or what there is time for until a KeyboardInterrupt.
+    """Measure every cell of the grid, or what there is time for until a KeyboardInterrupt.
 
     Args:
         llm: an engine for the largest batch and the longest draft, without block reuse, which would let only the
@@ -196,7 +196,7 @@ class _Bench:
                 self._note({drafts: own[:rounds] for drafts, own in takes.items()}, reference, measured)
 
     def _note(self, takes: dict[DraftShape, list[Pass]], reference: Reference, measured: GridResult) -> None:
-        """Adds the cell of these takes, as many of every variant, plain decoding first."""
+        """Add the cell of these takes, as many of every variant, plain decoding first."""
         plain = next(iter(takes.values()))
         for place, sample in enumerate(plain[0].samples):
             reference.setdefault(place, sample.token_ids)

@@ -1,4 +1,4 @@
-"""Loads on OpenAI-compatible servers: closed (so many requests at once) and open (Poisson arrivals), and a baseline."""
+"""Load of OpenAI-compatible servers: closed (so many requests at once) and open (Poisson arrivals), and a baseline."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Round(NamedTuple):
 def measure_loads(
     visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]
 ) -> tuple[list[Load], bool]:
-    """Measures every load on every server, or what there is time for until SIGINT or SIGTERM.
+    """Measure every load on every server, or what there is time for until SIGINT or SIGTERM.
 
     Args:
         advance: called after every round with a description of it.
@@ -154,7 +154,7 @@ class _Place:
     async def measure(
         self, clients: dict[Side, tuple[Client, str]], advance: Callable[[str], None], loads: list[Load]
     ) -> None:
-        """Adds the load of each side, of whole rounds."""
+        """Add the load of each side, of whole rounds."""
         for client, model in clients.values():
             await asyncio.gather(*(self._ask(client, model, i, time.perf_counter()) for i in range(WARM_UP)))
         rounds: dict[Side, list[Round]] = {side: [] for side in clients}

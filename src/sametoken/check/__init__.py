@@ -1,4 +1,4 @@
-"""Checks as a library: each returns what it found, and a command prints it.
+"""Library of checks: each returns what it found, and a command prints it.
 
 - `proof.prove(llm, prompts, params)`: is speculative output equal to plain output? (`sametoken verify`)
 - `diagnosis.diagnose(directory, target)` and `measure`: what is this head, and how much does a target accept?

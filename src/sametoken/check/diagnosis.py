@@ -113,7 +113,7 @@ def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHea
 
 
 def measure_acceptance(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[ReadingResult]:
-    """Runs prompts with every reading of the head, the chosen one first."""
+    """Run prompts with every reading of the head, the chosen one first."""
     module = loaded.module
     with TemporaryDirectory(prefix="sametoken-doctor-") as place:
         for reading in diagnosis.readings:

@@ -72,7 +72,7 @@ def prove(
     temperatures: Sequence[float] = TEMPERATURES,
     methods: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """Runs every case, and yields what each showed as soon as it is known.
+    """Run every case, and yield what each showed as soon as it is known.
 
     Args:
         params: of every prompt; its temperature is replaced, and prompt i has seed `params.seed + i`.
@@ -107,7 +107,7 @@ def _token(llm: LLM, token: int | None) -> str:
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Holds back the engine's warnings about drafts that do not pay: a proof runs every method on purpose."""
+    """Hold back the engine's warnings about drafts that do not pay: a proof runs every method on purpose."""
     log = logging.getLogger("sametoken")
     level = log.level
     log.setLevel(logging.ERROR)

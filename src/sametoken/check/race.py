@@ -60,7 +60,7 @@ class Score(NamedTuple):
 
 
 def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Recording:
-    """Streams one completion and notes when its tokens came."""
+    """Stream one completion and note when its tokens came."""
     begin, frames, count, completion = time.perf_counter(), [], 0, None
     for chunk in llm.stream(prompt, params):
         count += len(chunk.token_ids)
@@ -71,7 +71,7 @@ def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Recording
 
 
 def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, repeat: int) -> Race:
-    """Runs plain decoding and every engine's drafts in turn, `repeat` times.
+    """Run plain decoding and every engine's drafts in turn, `repeat` times.
 
     Args:
         llms: engines of one target that draft differently; the first decodes plainly too.

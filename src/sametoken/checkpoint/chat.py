@@ -175,7 +175,7 @@ def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping
 
 
 def try_templates(templates: Templates, variables: Mapping[str, Any]) -> None:
-    """Tries the templates that conversations choose once; one may refuse the conversation, as some do.
+    """Try the templates that conversations choose once; one may refuse the conversation, as some do.
 
     Raises:
         CheckpointError: a template is not valid, or takes too long or too much for two words.

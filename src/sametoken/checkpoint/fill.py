@@ -155,7 +155,7 @@ class _Filling:
         return isinstance(module, Embedding) and module.adopts(stored)
 
     def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
-        """Leaves a quantised weight to its linear layer."""
+        """Leave a quantised weight to its linear layer."""
         module = self.module.get_submodule(_parent(name))
         if not isinstance(module, Linear | Embedding):
             raise UnsupportedModelError(
@@ -173,7 +173,7 @@ class _Filling:
             ) from error
 
     def _check_alike(self, name: str, item: Stored | Item, *, coded: bool) -> None:
-        """Refuses a parameter of which some parts are quantised and others are not."""
+        """Refuse a parameter of which some parts are quantised and others are not."""
         if self.coded.setdefault(name, coded) != coded:
             words = ("quantised", "plain") if coded else ("plain", "quantised")
             raise UnsupportedModelError(
@@ -212,7 +212,7 @@ class _Filling:
 
 
 def copy_numbers(stored: Tensor | Coded, target: Tensor) -> None:
-    """Copies a tensor, or what codes mean: some rows of it at a time, since torch needs several copies in float32."""
+    """Copy a tensor, or what codes mean: some rows of it at a time, since torch needs several copies in float32."""
     if isinstance(stored, Tensor):
         target.copy_(stored)
     if target.is_meta or isinstance(stored, Tensor):

@@ -205,7 +205,7 @@ def _listed(model: str, commit: str | None, token: str | None) -> dict[str, int]
 
 
 def _check_space(model: str, needed: int) -> None:
-    """Refuses a download that the disk of the cache cannot hold."""
+    """Refuse a download that the disk of the cache cannot hold."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)

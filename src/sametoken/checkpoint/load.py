@@ -108,7 +108,7 @@ def _empty(config: ModelConfig, dtype: torch.dtype, quantization: str) -> Decode
 
 
 def refuse_to_round_again(directory: Path, quantization: str, option: str = "quantization") -> None:
-    """Raises `ConfigError` where weights that are quantised already would be rounded to another format.
+    """Raise `ConfigError` where weights that are quantised already would be rounded to another format.
 
     Args:
         directory: of a model or a head. `quantization`: a name in `model.formats.names`, or "none".

@@ -17,7 +17,7 @@ def check_memory(
     model: str, stated: ModelConfig, limit: int, dtype: torch.dtype, device: torch.device, quantization: str,
     scheme: Scheme | None, share: float = 1.0,
 ) -> None:  # fmt: skip
-    """Refuses a model whose weights, of which this host holds a share, and tables are larger than the free memory.
+    """Refuse a model whose weights, of which this host holds a share, and tables are larger than the free memory.
 
     Raises:
         MemoryPlanError: says what they take and what is free, in GB.

@@ -32,7 +32,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_packed(decoder: Decoder, place: Path, version: int) -> None:
-    """Writes the two files of a decoder on the CPU into a directory; raises OSError as files do."""
+    """Write the two files of a decoder on the CPU into a directory; raise OSError as files do."""
     weights = dict(_packed(decoder))
     tensors = {
         f"{name}/{part}": each for name, packed in weights.items() for part, each in stored_parts(packed).items()
@@ -112,7 +112,7 @@ def _place(decoder: Decoder, name: str, packed: PackedWeight) -> None:
 
 
 def _write(tensors: Mapping[str, Tensor], file: Path) -> bytes:
-    """Writes a safetensors file and returns its header; those whose size is no multiple of `ALIGNMENT` come last."""
+    """Write a safetensors file and return its header; those whose size is no multiple of `ALIGNMENT` come last."""
     ordered = sorted(tensors.items(), key=lambda item: (item[1].nbytes % ALIGNMENT > 0, -item[1].element_size()))
     entries, end = {}, 0
     for name, tensor in ordered:

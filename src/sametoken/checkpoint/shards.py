@@ -34,7 +34,7 @@ class Shards:
         self.size += tensor.nbytes
 
     def finish(self) -> None:
-        """Writes what waits, gives the shards their names, and writes their index if there are several."""
+        """Write what waits, give the shards their names, and write their index if there are several."""
         self._write()
         count = len(self._files)
         names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]

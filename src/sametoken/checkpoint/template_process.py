@@ -62,7 +62,7 @@ class _Process:
         return bytes(found)
 
     def end(self) -> int:
-        """Ends it, and returns its status."""
+        """End it, and return its status."""
         self._child.kill()
         for pipe in (self._child.stdin, self._child.stdout):
             with suppress(BrokenPipeError):

@@ -34,7 +34,7 @@ class InvalidTemplateError(Exception):
 
 
 def main() -> None:
-    """Answers jobs from standard input, one after the other, until it ends."""
+    """Answer jobs from standard input, one after the other, until it ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who reads the answers decides when this ends
     sys.stdout.flush()
     given, answers = sys.stdin.buffer, sys.stdout.buffer

@@ -102,7 +102,7 @@ class Tokenizer:
         )
 
     def check_rows(self, rows: int, where: object) -> None:
-        """Refuses a vocabulary with tokens of texts for which a model has no token vector; marks may lie beyond them.
+        """Refuse a vocabulary with tokens of texts for which a model has no token vector; marks may lie beyond them.
 
         Raises:
             CheckpointError: names such a token.
@@ -114,7 +114,7 @@ class Tokenizer:
                 raise CheckpointError(f"{where}: {words}; use the tokenizer that the model was made with")
 
     def try_once(self, where: object) -> None:
-        """Tries the tokenizer on a few words, and on texts that make bad expressions slow if its own are not known.
+        """Try the tokenizer on a few words, and on texts that make bad expressions slow if its own are not known.
 
         Args:
             where: the tokenizer's directory, for errors.
@@ -137,7 +137,7 @@ class Tokenizer:
             raise RequestError(f"the tokenizer makes {len(ids)} tokens of {WORDS!r}, expected 1 to {MOST_TOKENS}")
 
     def try_templates(self) -> None:
-        """Tries the chat templates on a conversation of two words.
+        """Try the chat templates on a conversation of two words.
 
         Raises:
             CheckpointError: one is not valid, or costs too much.
@@ -180,7 +180,7 @@ class Tokenizer:
         return self._cost.is_known
 
     def check_tokenisable(self, text: str) -> None:
-        """Refuses a text of a request that takes too long to tokenise.
+        """Refuse a text of a request that takes too long to tokenise.
 
         Raises:
             RequestError: it has more than `MOST_TEXT` bytes, or fewer where the tokenizer makes more of them.
@@ -190,7 +190,7 @@ class Tokenizer:
             raise RequestError(f"the text has {size} bytes, expected at most {most}", advice="send it in parts")
 
     def check_length(self, text: str, context: int, remedy: str) -> None:
-        """Refuses a text whose bytes alone say that it does not fit, before it is tokenised for seconds.
+        """Refuse a text whose bytes alone say that it does not fit, before it is tokenised for seconds.
 
         Args:
             context: tokens that there is room for. `remedy`: what else helps.

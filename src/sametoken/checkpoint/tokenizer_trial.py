@@ -60,7 +60,7 @@ class TextCost:
         self._trial = TextTrial(self._rules)
 
     def check(self) -> None:
-        """Refuses rules that make too much of a text, or take too long for it.
+        """Refuse rules that make too much of a text, or take too long for it.
 
         Raises:
             RequestError: says why.
@@ -74,7 +74,7 @@ class TextCost:
         self._try(TRIED)
 
     def check_text(self, text: str) -> None:
-        """Refuses a text for which rules of unknown cost take too long.
+        """Refuse a text for which rules of unknown cost take too long.
 
         Raises:
             RequestError: says why.
@@ -189,7 +189,7 @@ class TextTrial:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process and closes its pipes; one that has ended stays so."""
+    """End a process and close its pipes; one that has ended stays so."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -199,7 +199,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Reads rules and lists of texts from standard input, each a line of JSON, and answers each list with a line."""
+    """Read rules and lists of texts from standard input, each a line of JSON, and answer each list with a line."""
     rules = json.loads(sys.stdin.buffer.readline())
     import tokenizers
 
@@ -229,7 +229,7 @@ def main() -> None:
 
 @contextmanager
 def worded(doing: str) -> Iterator[None]:
-    """Turns what the library ends with into words: its panics are no `Exception`.
+    """Turn what the library ends with into words: its panics are no `Exception`.
 
     Raises:
         RequestError: the library failed.

@@ -108,20 +108,20 @@ def restored(decoder: Decoder, entry: Path) -> bool:
 
 
 def keep(decoder: Decoder, entry: Path) -> None:
-    """Writes a decoder's weights in a thread of low priority; `finish` waits for it."""
+    """Write a decoder's weights in a thread of low priority; `finish` waits for it."""
     writer = threading.Thread(target=_keep, args=(decoder, entry), name="weight cache", daemon=False)
     _writers.append(writer)
     writer.start()
 
 
 def finish() -> None:
-    """Waits until all that `keep` was given is written."""
+    """Wait until all that `keep` was given is written."""
     while _writers:
         _writers.pop().join()
 
 
 def _keep(decoder: Decoder, entry: Path) -> None:
-    """Writes a decoder's weights; what prevents it is logged and changes nothing else."""
+    """Write a decoder's weights; what prevents it is logged and changes nothing else."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     try:
@@ -142,7 +142,7 @@ def _keep(decoder: Decoder, entry: Path) -> None:
 
 
 def discard(entry: Path) -> None:
-    """Removes a damaged entry, unless another process is reading it or has removed it meanwhile."""
+    """Remove a damaged entry, unless another process is reading it or has removed it meanwhile."""
     with holding(entry) as alone:
         if alone:
             _remove(entry)
@@ -184,7 +184,7 @@ def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _remove(entry: Path) -> None:
-    """Removes an entry whose lock is held; for others it is gone at once."""
+    """Remove an entry whose lock is held; for others it is gone at once."""
     with (
         tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
         suppress(OSError),  # a directory that others wrote

@@ -1,4 +1,4 @@
-"""Writes checkpoint directories: a decoder as an ordinary Hugging Face checkpoint, and config.json with any weights."""
+"""Writing of checkpoint directories: a decoder as a Hugging Face checkpoint, and config.json with any weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOKENIZER = tuple(pattern for pattern in SMALL_FILES if "config.json" not in pat
 def write_model(
     decoder: Decoder, directory: Path, config: Mapping[str, Any], tokenizer: Path, dtype: torch.dtype
 ) -> None:
-    """Writes a model that transformers and the engine load, all of it or nothing.
+    """Write a model that transformers and the engine load, all of it or nothing.
 
     Args:
         decoder: with plain, unpacked linears.
@@ -69,7 +69,7 @@ def write_directory(
     copied: Sequence[Path] = (),
     removed: Iterable[str] = (),
 ) -> None:
-    """Writes config.json, weights and copies of files into a directory: all of it, or nothing changes.
+    """Write config.json, weights and copies of files into a directory: all of it, or nothing changes.
 
     A config.json that changes is absent while the weights beside it are not its own.
 

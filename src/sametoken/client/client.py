@@ -226,7 +226,7 @@ class Client:
 
 
 async def all_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Runs all at once. The first that fails ends the others, and its error is raised once they have ended."""
+    """Run all at once. The first that fails ends the others, and its error is raised once they have ended."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)

@@ -11,7 +11,7 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)")
 
 
 class EventParser:
-    """Takes bytes as they come and gives the data of the events that they complete."""
+    """Parser of bytes as they come into the data of the events that they complete."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -41,7 +41,7 @@ class EventParser:
         return [*(self._take(rest) if rest else []), *self._take(b"")]
 
     def _take(self, line: bytes) -> list[str]:
-        """Handles one line; an empty one completes an event."""
+        """Handle one line; an empty one completes an event."""
         if not self._started:
             line, self._started = line.removeprefix(b"\xef\xbb\xbf"), True
         name, _, value = line.partition(b":")

@@ -62,7 +62,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuses what has no meaning, before anything is loaded."""
+    """Refuse what has no meaning, before anything is loaded."""
     if values["url"] is None:
         refuse_given(REMOTE, values, "measuring a server: give --url too")
     else:
@@ -215,7 +215,7 @@ def _now() -> str:
 
 
 def _print_json(run: Run, out: Path | None) -> int:
-    """Prints what `--out` writes, on one line."""
+    """Print what `--out` writes, on one line."""
     from sametoken.bench.record import RUN, write_run
 
     if out is not None:
@@ -243,7 +243,7 @@ def _show(run: Run, out: Path | None, explained: bool) -> int:
 
 
 def print_table(table: Table) -> None:
-    """Prints a table as wide as the terminal allows."""
+    """Print a table as wide as the terminal allows."""
     from rich.table import Column
     from rich.table import Table as Grid
     from rich.text import Text

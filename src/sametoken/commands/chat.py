@@ -121,7 +121,7 @@ class Chat:
             return ""
 
     def _obey(self, line: str) -> bool:
-        """Does what a command says; False when that is to end."""
+        """Do what a command says; False when that is to end."""
         match line.split()[0]:
             case "/quit":
                 return False
@@ -149,7 +149,7 @@ class Chat:
             self._turns = [*turns, {"role": "assistant", "content": text}]
 
     async def _show(self, pieces: AsyncIterator[ColouredText], said: list[ColouredText]) -> None:
-        """Writes an answer as it comes, and what it cost; `said` keeps it, whichever way it ends."""
+        """Write an answer as it comes, and what it cost; `said` keeps it, whichever way it ends."""
         from rich.text import Text
 
         async with aclosing(pieces) as coming:  # type: ignore[type-var]

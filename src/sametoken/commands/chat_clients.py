@@ -59,7 +59,7 @@ class ChatSettings:
 
 
 class ChatClient(Protocol):
-    """Answers conversations."""
+    """Source of answers to conversations."""
 
     def answer(self, turns: Sequence[Turn], settings: ChatSettings) -> AsyncIterator[ColouredText]:
         """The next turn; closing the iterator stops it."""

@@ -86,7 +86,7 @@ def _drafts(model: str | None, values: Values) -> list[str | None]:
 
 
 def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Console) -> None:
-    """Races all prompts and shows them.
+    """Race all prompts and show them.
 
     Args:
         llms: engines of one target that draft differently, without reuse of prompts: one that is found in the cache

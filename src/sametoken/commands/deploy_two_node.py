@@ -95,7 +95,7 @@ def command(model: str | None, values: Chosen) -> int:
 
 
 def _check_server(server: ServerConfig) -> None:
-    """Refuses settings of the server that this command cannot deploy. Raises ConfigError."""
+    """Refuse settings of the server that this command cannot deploy. Raises ConfigError."""
     if server.port == 0:
         raise ConfigError("--port is 0, and the port must be known before the ranks start; expected 1 to 65535")
     if server.ssl_certfile is not None:

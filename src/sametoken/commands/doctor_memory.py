@@ -56,7 +56,7 @@ OPTIONS = _options()
 
 
 def tell_memory(model: str, values: Values) -> int:
-    """Prints what a model will take, and without a draft the heads that are known to fit it."""
+    """Print what a model will take, and without a draft the heads that are known to fit it."""
     from sametoken.check import fitting
     from sametoken.check.memory import forecast
     from sametoken.check.memory_report import report

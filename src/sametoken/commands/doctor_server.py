@@ -32,7 +32,7 @@ SILENCE_S = 15.0  # after which a server that says nothing is taken to be gone
 
 
 def tell_server(values: Values) -> int:
-    """Prints whether speculation pays on a server, and why."""
+    """Print whether speculation pays on a server, and why."""
     from sametoken.check.remote import report
 
     key = values["api_key"] or environ.get("OPENAI_API_KEY")

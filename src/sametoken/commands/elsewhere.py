@@ -51,7 +51,7 @@ def output_directory(given: str) -> Path:
 
 
 def _read_by_nodes(values: Chosen, names: Iterable[str]) -> None:
-    """Refuses files that are not there: a job would find that out on every node."""
+    """Refuse files that are not there: a job would find that out on every node."""
     for name in names:
         given = values[name] or []
         for each in [given] if isinstance(given, str) else given:

@@ -98,7 +98,7 @@ def command(head: str, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuses what no model is needed for."""
+    """Refuse what no model is needed for."""
     if values["data"] is None:
         raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
     if (bound := values["ar_lower_bound"]) is not None and not math.isfinite(bound):

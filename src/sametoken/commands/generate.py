@@ -96,7 +96,7 @@ def counted_chunks(chunks: Iterable[Chunk], completions: int) -> Iterator[Chunk]
 
 
 def _write_json(chunks: Iterable[Chunk], prompts: Sequence[EncodedPrompt]) -> int:
-    """Writes one record per completion; returns how many ended with an error."""
+    """Write one record per completion; return how many ended with an error."""
     failed = 0
     for chunk in chunks:
         if chunk.completion is not None:
@@ -107,7 +107,7 @@ def _write_json(chunks: Iterable[Chunk], prompts: Sequence[EncodedPrompt]) -> in
 
 
 def _write_text(chunks: Iterable[Chunk], completions: int, stream: bool) -> int:
-    """Writes texts, and a line about each on stderr; returns how many ended with an error."""
+    """Write texts, and a line about each on stderr; return how many ended with an error."""
     failed = 0
     for chunk in chunks:
         if stream:

@@ -56,7 +56,7 @@ def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> L
 
 
 def join_ranks(values: Values, replicas: int = 1) -> None:
-    """Returns on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process.
+    """Return on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process.
 
     Raises:
         ConfigError: a launcher has started the ranks of one model, and there are to be several replicas of it.

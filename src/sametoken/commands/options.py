@@ -197,7 +197,7 @@ def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict
 
 
 def refuse_beyond(options: Iterable[Option], values: Values) -> None:
-    """Refuses numbers outside the limits of their options; those of settings are checked where these are made.
+    """Refuse numbers outside the limits of their options; those of settings are checked where these are made.
 
     Raises:
         ConfigError: names the first.
@@ -262,7 +262,7 @@ def given_words(options: Iterable[Option], values: Chosen, without: Iterable[str
 
 
 def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:
-    """Refuses options that were given although nothing would read them.
+    """Refuse options that were given although nothing would read them.
 
     Args:
         purpose: what they are for and how to get there, after "is for".

@@ -38,7 +38,7 @@ OPTIONS = titled(
 
 
 def check_engine(values: Values) -> None:
-    """Refuses an engine that there is not, and options of engines where ours serves.
+    """Refuse an engine that there is not, and options of engines where ours serves.
 
     Raises:
         ConfigError: names the option.

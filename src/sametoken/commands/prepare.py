@@ -167,7 +167,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuses what no reading of files is needed for."""
+    """Refuse what no reading of files is needed for."""
     if not values["data"]:
         raise ConfigError("got no --data; expected --data FILE.jsonl, with conversations that the target answered")
     if values["output"] is None and not values["show"]:
@@ -262,7 +262,7 @@ def summary(prepared: Prepared) -> Iterator[str]:
 
 
 def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
-    """Writes what is missing of this process's part and says what there is."""
+    """Write what is missing of this process's part and state what there is."""
     from sametoken.train.dataset.extraction import check_size, extract, parse_bytes, parse_part, spell
 
     budget = None if values["budget"] is None else parse_bytes(values["budget"])

@@ -95,7 +95,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check_output(output: Path, read: Mapping[str, str | None]) -> None:
-    """Raises where the directory to write is one that is read: writing replaces it."""
+    """Raise where the directory to write is one that is read: writing replaces it."""
     for name, place in read.items():
         if place is not None and output.exists() and output.resolve() == Path(place).expanduser().resolve():
             raise ConfigError(f"--output {output} is {name}; choose another place")
@@ -131,7 +131,7 @@ def _directory(model: str | None, values: Values) -> Path:
 
 
 def _check(values: Values) -> None:
-    """Refuses what no model is needed for."""
+    """Refuse what no model is needed for."""
     if values["output"] is None:
         raise ConfigError("got no --output; expected --output DIR")
     if values["format"] not in FORMATS:

@@ -31,5 +31,5 @@ def workers_of(values: Values) -> RayWorkers:
 
 
 def tell(line: str) -> None:
-    """Shows how a job goes."""
+    """Show how a job goes."""
     print(line, file=sys.stderr, flush=True)

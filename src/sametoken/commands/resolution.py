@@ -85,7 +85,7 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
 
 
 def check_choice(resolution: Resolution, method: str) -> None:
-    """Refuses a draft that turned out to be made for another method than those that were said.
+    """Refuse a draft that turned out to be made for another method than those that were said.
 
     Raises:
         ConfigError: names both.
@@ -121,7 +121,7 @@ def _said_by_file(chosen: Chosen) -> Translation:
 
 
 def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str, ...]:
-    """Turns a method that leaves a choice into none, which is what the draft is made for, or into the likeliest."""
+    """Turn a method that leaves a choice into none, which is what the draft is made for, or into the likeliest."""
     stated = settings.get("method")
     if stated is None or not isinstance(stated.value, tuple):
         return ()
@@ -149,7 +149,7 @@ def _checked(name: str, given: Given) -> Any:
 
 
 def check_text(given: Any, origin: str) -> None:
-    """Refuses texts that say nothing or that no reply could repeat; other values pass.
+    """Refuse texts that say nothing or that no reply could repeat; other values pass.
 
     Raises:
         ConfigError: names the place where it was said.

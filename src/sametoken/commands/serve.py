@@ -129,7 +129,7 @@ def command(model: str | None, values: Chosen) -> int:
 def serve_one(
     model: str | None, resolution: Resolution, bound: socket, server: ServerConfig, info: Mapping[str, Any]
 ) -> None:
-    """Serves with one engine; a thread imports the server while the model is loaded."""
+    """Serve with one engine; a thread imports the server while the model is loaded."""
     use_cpus(resolution.values["cpus"], resolution.values["threads"])
 
     with starting(stays=True):
@@ -162,7 +162,7 @@ def computes(values: Values) -> bool:
 
 
 def start_engine(model: str | None, values: Chosen) -> int:
-    """Serves with the engine of --engine as a child of this process, until it ends or a signal comes.
+    """Serve with the engine of --engine as a child of this process, until it ends or a signal comes.
 
     Raises:
         SametokenError: the engine has no option for something, or does not start.

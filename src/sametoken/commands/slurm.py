@@ -64,7 +64,7 @@ def allocation_of(values: Values) -> Allocation:
 
 
 def start(values: Values, where: Allocation, script: str, file: Path) -> int:
-    """Runs a script or prints it; the exit code."""
+    """Run a script or print it; the exit code."""
     from sametoken.deploy.slurm import run
 
     if values["dry_run"]:

@@ -152,7 +152,7 @@ def _use_threads(run: RunSettings) -> None:
 
 
 def _start(target: str, values: Values, run: RunSettings) -> int:
-    """Runs the same command in several processes that know of each other; the first that fails ends the others."""
+    """Run the same command in several processes that know of each other; the first that fails ends the others."""
     _check_devices(run)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -175,7 +175,7 @@ def _start(target: str, values: Values, run: RunSettings) -> int:
 
 
 def _check_devices(run: RunSettings) -> None:
-    """Refuses more processes than there are devices."""
+    """Refuse more processes than there are devices."""
     import torch
 
     devices = torch.cuda.device_count()

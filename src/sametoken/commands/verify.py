@@ -81,7 +81,7 @@ def print_proof(
     *,
     as_json: bool = False,
 ) -> int:
-    """Runs the proof (arguments as for `prove`) and prints it.
+    """Run the proof (arguments as for `prove`) and print it.
 
     Returns:
         0 if all token ids are equal, 1 if one differs, 130 if a signal ended the comparison before that was known.

@@ -157,7 +157,7 @@ def united(paths: Sequence[Sequence[float]], spread: float) -> list[float]:
 
 
 class Gate:
-    """Ends speculation for good when finished requests accepted too little (TensorRT-LLM's `acceptance_window`).
+    """End of speculation for good after requests that accepted too little (TensorRT-LLM's `acceptance_window`).
 
     Args:
         window: requests in the rolling average; 0 never closes the gate.

@@ -42,7 +42,7 @@ class NoAnswerError(SametokenError):
 
 
 class Answerer(Protocol):
-    """Answers prompts; as many calls at once as one likes."""
+    """Source of answers to prompts; as many calls at once as one likes."""
 
     async def answer(self, prompt: Source, seed: int) -> Answer:
         """The answer to a prompt.

@@ -35,7 +35,7 @@ class Lines:
         self._unsynced, self._synced = 0, time.monotonic()
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Adds a line.
+        """Add a line.
 
         Raises:
             DataError: it cannot be written; the file is as it was before.
@@ -61,7 +61,7 @@ class Lines:
         self._unsynced, self._synced = 0, time.monotonic()
 
     def close(self) -> None:
-        """Puts everything on disk and lets others write."""
+        """Put everything on disk and let others write."""
         try:
             self._sync()
         except OSError as error:
@@ -145,7 +145,7 @@ def _check_settings(path: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _cut_torn_line(descriptor: int) -> None:
-    """Shortens a file to its last line end."""
+    """Shorten a file to its last line end."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - BLOCK)

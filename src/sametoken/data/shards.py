@@ -19,7 +19,7 @@ MOST_SHARDS = 100_000  # what five digits can name
 
 
 def shard(file: Path, directory: Path, lines: int, *, number: bool = True) -> list[Path]:
-    """Cuts a .jsonl or .json file into `train-%05d-%05d.jsonl`, in its order.
+    """Cut a .jsonl or .json file into `train-%05d-%05d.jsonl`, in its order.
 
     Args:
         directory: made if need be; must hold no .jsonl yet, so that no shard of another file is left among these.
@@ -53,7 +53,7 @@ def _name(directory: Path, index: int) -> Path:
 
 
 def combine(directory: Path, output: Path) -> tuple[int, int]:
-    """Puts the .jsonl files of a directory together, in the order of their names, without what holds no conversation.
+    """Put the .jsonl files of a directory together, in the order of their names, without what holds no conversation.
 
     The files beside a synthesised one (failures, settings) are left out.
 
@@ -78,7 +78,7 @@ def _numbered(row: DataRow) -> DataRow:
 
 
 def _write(path: Path, rows: Iterable[DataRow]) -> int:
-    """Writes a file of lines, which is there whole or not at all; returns how many."""
+    """Write a file of lines, which is there whole or not at all; return how many."""
     make_directory(path.parent)
     count = 0
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="\n") as stream:

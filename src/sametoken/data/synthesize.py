@@ -200,7 +200,7 @@ def _before_answers(source: list[Message]) -> Iterator[list[Message]]:
 
 
 async def converse(task: Task, questions: Questions, answers: Answerer, seed: int) -> Answered:
-    """Answers the turns of a conversation one after the other, each with the new answers before it.
+    """Answer the turns of a conversation one after the other, each with the new answers before it.
 
     An answer cut by length ends it; turns without an answer are left off the end.
     """
@@ -228,7 +228,7 @@ async def converse(task: Task, questions: Questions, answers: Answerer, seed: in
 
 
 async def complete(task: Task, answers: Answerer, seed: int) -> Answered:
-    """Completes a text; its line has the prompt, and prompt and completion as one text."""
+    """Complete a text; its line has the prompt, and prompt and completion as one text."""
     assert isinstance(task.source, str)
     if not task.source:
         return Answered(None)
@@ -268,7 +268,7 @@ def answering(answers: Answerer, seed: int, questions: Callable[[Task], Question
 
 
 class Synthesis:
-    """Answers tasks, several at once, and writes each as it is done.
+    """Answering of tasks, several at once; each is written as it is done.
 
     Args:
         do: answers one, see `answering`.
@@ -291,7 +291,7 @@ class Synthesis:
         self._progress, self._in_a_row = progress, 0
 
     async def run(self, tasks: Iterable[Task], concurrency: int) -> Summary:
-        """Answers all tasks.
+        """Answer all tasks.
 
         Raises:
             SametokenError: going on has no use: the disk is full, the server refuses everything, a line is bad.

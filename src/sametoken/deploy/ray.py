@@ -62,7 +62,7 @@ class ShardAnswerer:
 
 
 def synthesize(workers: RayWorkers, work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
-    """Answers shards that are not done; the largest exit code of `sametoken synthesize`.
+    """Answer shards that are not done; the largest exit code of `sametoken synthesize`.
 
     An actor that dies is started again, and what it was about is done again.
 
@@ -89,7 +89,7 @@ class PartWriter:
 
 
 def prepare(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
-    """Writes hidden states, a part by each worker; the largest exit code.
+    """Write hidden states, a part by each worker; the largest exit code.
 
     Args:
         words: of `python -m`, without the part.
@@ -127,7 +127,7 @@ def _mapped(
 
 
 def train(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
-    """Trains with torchrun on as many nodes as there are workers; the first exit code that is not 0.
+    """Train with torchrun on as many nodes as there are workers; the first exit code that is not 0.
 
     Where a node dies, all begin again, at most `ATTEMPTS` times in all; training goes on from its last checkpoint.
 
@@ -186,7 +186,7 @@ def _meeting() -> tuple[str, int]:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Runs `python -m WORDS` on this node, and ends it when this worker ends; its exit code."""
+    """Run `python -m WORDS` on this node, and end it when this worker ends; its exit code."""
     words = [sys.executable, "-m", *words]
     _say(shlex.join(words))
     return subprocess.run(words, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent(), check=False).returncode

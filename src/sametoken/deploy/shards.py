@@ -104,7 +104,7 @@ class ShardServer:
             raise
 
     def answer(self, number: int) -> int:
-        """Answers a shard; the exit code of `sametoken synthesize`.
+        """Answer a shard; the exit code of `sametoken synthesize`.
 
         Raises:
             SametokenError: the server has ended.
@@ -127,12 +127,12 @@ class ShardServer:
         return process.returncode
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
         self._child.end(SERVER_STOP_S)
 
 
 def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
-    """Answers shards that are not done, one after the other.
+    """Answer shards that are not done, one after the other.
 
     Returns:
         0 where all are done, 128 and the number of the signal that ended this, else the first exit code that

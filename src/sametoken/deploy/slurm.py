@@ -144,7 +144,7 @@ def _everywhere(where: Allocation, name: str, command: str, output: Path, *direc
 
 
 def run(where: Allocation, script: str, file: Path, tell: Callable[[str], object]) -> int:
-    """Writes a script, and runs it in the allocation or submits it.
+    """Write a script, and run it in the allocation or submit it.
 
     Returns:
         The script's exit code where this waits for it, else 0.
@@ -185,7 +185,7 @@ def _submit(where: Allocation, file: Path, tell: Callable[[str], object]) -> int
 
 
 def _check(where: Allocation) -> None:
-    """Refuses to go on without a controller that answers, and the job where one is named."""
+    """Refuse to go on without a controller that answers, and the job where one is named."""
     for program in ("sbatch", "srun", "scontrol", "squeue"):
         if shutil.which(program) is None:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Starts another engine's server as a child of this process, waits until it answers, and ends it with us."""
+"""Another engine's server as a child of this process, which ends with it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Child:
     """A server in a process group of its own, whose output goes to a log."""
 
     def __init__(self, words: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        """Raises ConfigError if there is no such program."""
+        """Raise ConfigError if there is no such program."""
         self.words, self.log = words, log
         with log.open("wb") as output:
             try:
@@ -60,7 +60,7 @@ class Child:
                 ) from error
 
     def wait_for(self, url: str, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Waits until a URL answers with 200; False if `stopped` came before.
+        """Wait until a URL answers with 200; False if `stopped` came before.
 
         Raises:
             SametokenError: the server ended, or did not answer in time; with the end of its log.
@@ -94,7 +94,7 @@ class Child:
 def start(
     words: Sequence[str], files: dict[str, str], port: int, times: tuple[float, float], tell: Callable[[str], object]
 ) -> int:
-    """Runs a server until it ends or a signal does.
+    """Run a server until it ends or a signal does.
 
     Args:
         words: the command; a word that is a name in `files` becomes the path of that file.

@@ -131,7 +131,7 @@ class Deployment:
 
 
 def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
-    """Checks both hosts, starts the ranks, asks for a first chat, and waits.
+    """Check both hosts, start the ranks, ask for a first chat, and wait.
 
     Returns:
         The exit code of mpirun; 128 and the number of the signal that came before the server answered or ended mpirun.
@@ -182,7 +182,7 @@ def asked(plan: Deployment, rank: int) -> HostFacts:
 
 
 def check_hosts(plan: Deployment, found: Sequence[HostFacts]) -> None:
-    """Refuses hosts that could not serve the model together. Raises ConfigError with the first reason."""
+    """Refuse hosts that could not serve the model together. Raises ConfigError with the first reason."""
     for host, each in zip(plan.hosts, found, strict=True):
         if each.problem:
             raise ConfigError(f"{host} has no usable {plan.model}: {each.problem}")
@@ -222,7 +222,7 @@ def is_own(address: str) -> bool:
 
 
 class _Stop:
-    """Answers SIGINT, SIGTERM and SIGHUP: rank 0 finishes open requests and the others end with it.
+    """Handler of SIGINT, SIGTERM and SIGHUP: rank 0 finishes open requests and the others end with it.
 
     Attributes:
         signal: the first that arrived, None before.
@@ -243,7 +243,7 @@ class _Stop:
         self._drain()
 
     def _drain(self) -> None:
-        """Sends SIGTERM to ranks that had none: mpirun would kill them a second after its own SIGTERM."""
+        """Send SIGTERM to ranks that had none: mpirun would kill them a second after its own SIGTERM."""
         for rank in _ranks_of(self.job):
             if rank not in self._signalled:
                 self._signalled.add(rank)
@@ -251,7 +251,7 @@ class _Stop:
                     os.kill(rank, signal.SIGTERM)
 
     def end(self, drain: float) -> None:
-        """Ends what still runs: asks ranks for `drain` seconds, then mpirun, then kills."""
+        """End what still runs: asks ranks for `drain` seconds, then mpirun, then kill."""
         end = time.monotonic() + drain
         while self.job is not None and self.job.poll() is None:
             if time.monotonic() >= end:
@@ -301,7 +301,7 @@ def _text(file: str) -> bytes:
 
 
 def _ready(plan: Deployment, job: subprocess.Popen[bytes], stop: _Stop) -> bool:
-    """Waits until the server answers; False if a signal came before."""
+    """Wait until the server answers; False if a signal came before."""
     end = time.monotonic() + READY_S
     while stop.signal is None:
         if (code := job.poll()) is not None:

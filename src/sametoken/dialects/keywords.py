@@ -69,7 +69,7 @@ def _is_theirs(name: str, value: Any) -> bool:
 
 
 def _take(name: str, value: Any, passage: Passage) -> None:
-    """Adds one of vLLM's keywords as the command line would say it."""
+    """Add one of vLLM's keywords as the command line would say it."""
     row = ROWS[name]
     said: str | None = name
     if not row.value and not value:

@@ -65,7 +65,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
 
 
 def _join(to: Passage) -> None:
-    """Adds the options that several words make."""
+    """Add the options that several words make."""
     seen = to.seen
     context, slots = int(seen.get("context", 0)), int(seen.get("parallel", -1))
     if slots > 0:

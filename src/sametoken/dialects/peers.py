@@ -79,7 +79,7 @@ class Passage:
         self.words += [f"{name}={values[0]}"] if values and values[0].startswith("-") else [name, *values]
 
     def finish(self) -> None:
-        """Adds the options that several words make."""
+        """Add the options that several words make."""
         sampling = {name: value for name, value in self.sampling.items() if value is not None}
         if sampling:
             self.set("--default-sampling", json.dumps(sampling))
@@ -104,7 +104,7 @@ def read(
     rules: Mapping[str, Rule],
     to: Passage,
 ) -> None:
-    """Adds what a command line and the environment say, in which the command line wins.
+    """Add what a command line and the environment say, in which the command line wins.
 
     Raises:
         ConfigError: an option would change texts or what is served, or its value makes no sense.
@@ -164,7 +164,7 @@ def _said(
 
 
 def _put(into: dict[str, Any], keys: Sequence[str], stated: str) -> None:
-    """Adds a value below keys, as `--option.key.key+ value` says it."""
+    """Add a value below keys, as `--option.key.key+ value` says it."""
     *above, last = keys
     for key in above:
         into = into.setdefault(key, {})
@@ -196,7 +196,7 @@ def _denied(env: str) -> str:
 def take(
     row: PeerOption, spelling: str, values: Sequence[str], rules: Mapping[str, Rule], to: Passage, variable: str = ""
 ) -> None:
-    """Adds what one option comes to.
+    """Add what one option comes to.
 
     Args:
         variable: how it was said, where that is no command line.
@@ -290,10 +290,10 @@ def json_object(value: str, spelling: str) -> dict[str, Any]:
 
 
 def sampling_rule(to: Passage, value: str, spelling: str) -> None:
-    """Reads sampling parameters as JSON."""
+    """Read sampling parameters as JSON."""
     to.sampling.update(json_object(value, spelling))
 
 
 def template_rule(to: Passage, value: str, spelling: str) -> None:
-    """Reads variables of the chat template as JSON."""
+    """Read variables of the chat template as JSON."""
     to.template.update(json_object(value, spelling))

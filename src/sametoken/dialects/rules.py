@@ -141,7 +141,7 @@ class Translation:
             )
 
     def add(self, other: Translation) -> None:
-        """Joins what another place of the same rank says; raises `ConfigError` where the two contradict each other."""
+        """Join what another place of the same rank says; raise `ConfigError` where the two contradict each other."""
         for setting, given in other.settings.items():
             self.set(setting, *given)
         self.notes += other.notes
@@ -150,7 +150,7 @@ class Translation:
 def translate(
     stated: Mapping[str, Any], table: Table, place: str, elsewhere: Mapping[str, str] | None = None
 ) -> Translation:
-    """Applies a table to keys and values.
+    """Apply a table to keys and values.
 
     Args:
         place: what the keys are below, with what stands between, for example "spec.yml: kv_cache_config.".

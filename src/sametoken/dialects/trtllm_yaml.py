@@ -1,4 +1,4 @@
-"""Reads the YAML file of `trtllm-serve --extra_llm_api_options`, which is where that server's drafts are described."""
+"""Reader of the YAML file of `trtllm-serve --extra_llm_api_options`, where that server's drafts are described."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = {**TOP, DRAFTS: Group(COMMON)}
 
 
 class _Once(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that occurs twice, of which YAML keeps the last."""
+    """YAML loader that refuses a key that occurs twice, of which YAML keeps the last."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -64,7 +64,7 @@ def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
 
 
 def _check_indentation(stated: Mapping[str, Any], name: str) -> None:
-    """Refuses groups without keys whose keys stand at the top level."""
+    """Refuse groups without keys whose keys stand at the top level."""
     inner: dict[str, set[str]] = {key: set(rule.keys) for key, rule in TOP.items() if isinstance(rule, Group)}
     inner[DRAFTS] = {key for table in SPECULATIVE.values() for key in table}
     for group in (DRAFTS, *inner):

@@ -159,7 +159,7 @@ def _sampling(to: Passage, value: str, spelling: str) -> None:
 
 
 def _own_sampling(to: Passage, value: str, spelling: str) -> None:
-    """Reads `--default-sampling`, which has every parameter by our names."""
+    """Read `--default-sampling`, which has every parameter by our names."""
     if spelling == "--default-sampling":
         to.sampling.update(json_object(value, spelling))
     else:

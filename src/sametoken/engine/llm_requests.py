@@ -41,7 +41,7 @@ class Parsed(NamedTuple):
 
 
 class RequestMaker:
-    """Makes the requests of one engine.
+    """Maker of the requests of one engine.
 
     Args:
         engine: its drafters and vocabulary are those a request may use.

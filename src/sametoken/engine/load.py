@@ -73,7 +73,7 @@ def load_models(
     config: EngineConfig,
     speculative: SpeculativeConfig | None = None,
 ) -> Loaded:
-    """Loads the target and, if there is one, a draft model or a head, which is checked against it first.
+    """Load the target and, if there is one, a draft model or a head, which is checked against it first.
 
     What the configuration rules out is refused before weights are read. The tokenizer is read beside them: a bad one
     ends the load before the target's next tensor. Before weights of the target are downloaded it is read first.
@@ -245,7 +245,7 @@ def note_missing_kernels() -> None:
 
 
 def _check_draft(directory: Path, target: Path | None, plan: _Plan, tokenizer: Future[Tokenizer]) -> None:
-    """Refuses a draft model with another tokenizer or vocabulary than the target's.
+    """Refuse a draft model with another tokenizer or vocabulary than the target's.
 
     Args:
         target: directory whose tokenizer the target has, None if it is another one.

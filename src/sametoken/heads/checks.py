@@ -8,6 +8,6 @@ from sametoken.errors import ConfigError
 
 
 def check(holds: bool, name: str, got: Any, expected: str) -> None:
-    """Raises `ConfigError` with the name, what was got and what was expected unless `holds`."""
+    """Raise `ConfigError` with the name, what was got and what was expected unless `holds`."""
     if not holds:
         raise ConfigError(f"{name} of the head is {got!r}, expected {expected}")

@@ -45,7 +45,7 @@ class Files:
 
     @classmethod
     def of(cls, directory: Path, *, weights: bool = True) -> Files:
-        """Reads config.json and, unless `weights` is false, the headers of the weight files.
+        """Read config.json and, unless `weights` is false, the headers of the weight files.
 
         Raises:
             CheckpointError: one of them is missing or damaged.

@@ -169,7 +169,7 @@ class HeadKind(Weighted):
     def fill(
         self, head: Any, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool
     ) -> None:
-        """Puts stored tensors into an empty head on the meta device, and packs its linears if asked to.
+        """Put stored tensors into an empty head on the meta device, and pack its linears if asked to.
 
         Weights that another tool quantised are one item each, `checkpoint.fill.load_parameters` takes them.
 

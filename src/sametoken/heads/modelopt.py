@@ -63,7 +63,7 @@ class ModelOptNames:
         )  # fmt: skip
 
     def refuse(self, mode: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """Refuses unknown names, and other values than the one that is possible."""
+        """Refuse unknown names, and other values than the one that is possible."""
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(f"mode {mode!r}: {unknown_name('key', name, known)}")

@@ -14,7 +14,7 @@ from sametoken.model.linear import Embedding, Linear
 
 
 def pack(module: nn.Module) -> None:
-    """Packs every linear of a head that will only be served."""
+    """Pack every linear of a head that will only be served."""
     for part in module.modules():
         if isinstance(part, Linear | Embedding):
             part.deterministic = False  # a guess may differ beside other rows; it changes no token
@@ -27,7 +27,7 @@ def linears(module: nn.Module) -> dict[str, Linear]:
 
 
 def check_groups(module: nn.Module, rounding: Rounding) -> None:
-    """Raises `UnsupportedModelError` where the inputs of a linear layer are no whole groups."""
+    """Raise `UnsupportedModelError` where the inputs of a linear layer are no whole groups."""
     size = rounding.group or 8
     for name, linear in linears(module).items():
         if linear.in_features % size:
@@ -38,7 +38,7 @@ def check_groups(module: nn.Module, rounding: Rounding) -> None:
 
 
 def round_linears(module: nn.Module, rounding: Rounding) -> None:
-    """Rounds the weight of every linear layer of a plain head, which from now on holds its codes.
+    """Round the weight of every linear layer of a plain head, which from now on holds its codes.
 
     Raises:
         UnsupportedModelError: the inputs of a layer are no whole groups.

@@ -91,7 +91,7 @@ class HeadObjective(Objective):
 
     @classmethod
     def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
-        """Sets the weights that training begins with, in place."""
+        """Set the weights that training begins with, in place."""
         for name, parameter in head.named_parameters():
             if parameter.dim() == 1:
                 parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -100,12 +100,12 @@ class HeadObjective(Objective):
 
     @classmethod
     def restrict(cls, head: Any, draft_ids: Tensor | None) -> None:
-        """Restricts a new head to a draft vocabulary [Vd], for kinds that may have one; None is all tokens."""
+        """Restrict a new head to a draft vocabulary [Vd], for kinds that may have one; None is all tokens."""
         assert draft_ids is None
 
     @classmethod
     def compare(cls, head: Any, start: Start) -> None:
-        """Refuses settings that contradict the head that training starts from, whose architecture is kept."""
+        """Refuse settings that contradict the head that training starts from, whose architecture is kept."""
 
     @classmethod
     def new(cls, start: Start) -> Self:
@@ -151,7 +151,7 @@ class HeadObjective(Objective):
 
 
 def refuse_other(start: Start, option: str, own: Any, asked: Any) -> None:
-    """Refuses an option that differs from what the head to start from has."""
+    """Refuse an option that differs from what the head to start from has."""
     if asked != own:
         raise ConfigError(
             f"--init-from {start.head.init_from} has {option} {own}, got {asked}; its architecture is kept"

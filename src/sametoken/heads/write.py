@@ -1,4 +1,4 @@
-"""Writes a head to a directory as an engine reads it: everything or nothing."""
+"""Writing of a head to a directory as an engine reads it: everything or nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_head(
     force: bool = False,
     stored: StoredFormat | None = None,
 ) -> tuple[str, ...]:
-    """Writes a head for an engine, all of it or nothing.
+    """Write a head for an engine, all of it or nothing.
 
     Args:
         head: with plain, unpacked linears, or rounded by `modules.round_linears` to `stored`.

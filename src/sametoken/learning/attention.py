@@ -222,7 +222,7 @@ def _taken(stored: Tensor, slots: Tensor, tile: Tile, *size: int) -> Tensor:
 
 
 def _put(stored: Tensor, tile: Tile, found: Tensor) -> None:
-    """Writes what was found for a tile's queries to their slots of `stored` [Hk, T, G, ...]."""
+    """Write what was found for a tile's queries to their slots of `stored` [Hk, T, G, ...]."""
     rows = found.view(stored.shape[0], len(tile.queries), *stored.shape[2:])
     stored.index_copy_(1, tile.queries[tile.kept], rows.index_select(1, tile.kept))
 

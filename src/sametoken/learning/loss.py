@@ -137,7 +137,7 @@ def guess_loss(
 
 
 class _GuessLoss(torch.autograd.Function):
-    """Computes gradients along with the loss, chunk by chunk, so that nothing as wide as the vocabulary is kept."""
+    """Loss with its gradients, computed together chunk by chunk, so that nothing as wide as the vocabulary is kept."""
 
     @staticmethod
     def forward(
@@ -181,7 +181,7 @@ class _Work:
         self.all_ids = len(teacher.draft_ids) == len(teacher.head)
 
     def chunk(self, places: Tensor) -> None:
-        """Judges the guesses of all steps about `places` [C]."""
+        """Judge the guesses of all steps about `places` [C]."""
         p, best, inside = self._target(places)
         slots = guessing_slots(len(self.states), places)
         weights = self.weights[:, places] * (slots >= 0)

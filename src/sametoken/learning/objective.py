@@ -94,7 +94,7 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
-        """Writes whole weights, by their names in this module, as whoever serves them reads them.
+        """Write whole weights, by their names in this module, as whoever serves them reads them.
 
         Args:
             dtype: of the files; None is bfloat16 if that is computed in, float32 otherwise.

@@ -63,7 +63,7 @@ class Unrolled(NamedTuple):
 def unroll(
     head: Recurrent, vectors: Tensor, features: Tensor, batch: Batch, steps: int, *, recompute: bool = False
 ) -> Unrolled:
-    """Runs `steps` steps of a head.
+    """Run `steps` steps of a head.
 
     Args:
         vectors: [V, H] token vectors: the head's own, or the target's.

@@ -83,7 +83,7 @@ class FollowingRank:
         """Rank 0's next message says what was committed."""
 
     def run(self) -> None:
-        """Computes until rank 0 ends.
+        """Compute until rank 0 ends.
 
         Raises:
             EngineError: a rank is gone.
@@ -161,7 +161,7 @@ def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cach
 
 
 def join(environment: Mapping[str, str], count: int) -> None:
-    """Returns on rank 0; another rank, which a launcher has started, computes until rank 0 ends and ends its process.
+    """Return on rank 0; another rank, which a launcher has started, computes until rank 0 ends and ends its process.
 
     Raises:
         ConfigError: the launcher started another number of processes, or says too little.
@@ -220,6 +220,6 @@ def _say(place: RankPlace, error: SametokenError) -> None:
 
 
 def _end(place: RankPlace, error: EngineError) -> None:
-    """Ends the process at once: its own thread may wait for a rank that never comes."""
+    """End the process at once: its own thread may wait for a rank that never comes."""
     _say(place, error)
     os._exit(1)

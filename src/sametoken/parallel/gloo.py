@@ -43,7 +43,7 @@ class Transport(Protocol):
         ...
 
     def sum(self, partial: Tensor) -> None:
-        """Replaces contiguous float32 numbers by their sums over all ranks, added in the order of the ranks."""
+        """Replace contiguous float32 numbers by their sums over all ranks, added in the order of the ranks."""
         ...
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:

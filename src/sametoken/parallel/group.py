@@ -77,7 +77,7 @@ class RankGroup(Meeting):
         return self.transport.native
 
     def connect(self) -> None:
-        """Waits for all ranks, compares their facts, and opens the connections. Raises as the class says."""
+        """Wait for all ranks, compare their facts, and open the connections. Raises as the class says."""
         try:
             self._introduce()
             self._open()
@@ -192,7 +192,7 @@ class RankGroup(Meeting):
                 )
 
     def _collective(self, call: Callable[[Transport], object]) -> None:
-        """Exchanges something with all ranks; what fails is noted."""
+        """Exchange something with all ranks; what fails is noted."""
         if self.failure is not None:
             return
         self._waiting = True
@@ -235,7 +235,7 @@ class RankGroup(Meeting):
             os._exit(1)
 
     def _stop(self, *, hangs: bool) -> None:
-        """Ends what waits for a rank that is gone."""
+        """End what waits for a rank that is gone."""
         for way in (self._memory, self._gloo):
             if way is not None:
                 way.stop(hangs=hangs)

@@ -80,7 +80,7 @@ def own_sockets() -> set[int]:
 
 
 def shut(descriptors: Iterable[int]) -> None:
-    """Ends connections that other code has; sockets that listen are left, where gloo would end the process."""
+    """End connections that other code has; sockets that listen are left, where gloo would end the process."""
     for number in descriptors:
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.getpeername()

@@ -25,7 +25,7 @@ def proof(key: str, challenge: str, rank: int) -> str:
 
 
 def check_proof(key: str, challenge: str, rank: int, found: object) -> None:
-    """Raises ConfigError where a rank has another key or none."""
+    """Raise ConfigError where a rank has another key or none."""
     if not isinstance(found, str) or not hmac.compare_digest(found.encode(), proof(key, challenge, rank).encode()):
         raise ConfigError(
             f"rank {rank} has another {KEY} than this rank, or one of them has none; set it to the same secret for all "

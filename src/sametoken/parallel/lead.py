@@ -84,7 +84,7 @@ class Lead:
                     )
 
     def loaded(self) -> None:
-        """Waits until all ranks have their weights. Raises ConfigError with what one of them says."""
+        """Wait until all ranks have their weights. Raises ConfigError with what one of them says."""
         for rank in range(1, self.place.size):
             if words := self.group.hear("loaded", rank, LOAD_S):
                 raise ConfigError(f"rank {rank}: {words}")
@@ -110,7 +110,7 @@ def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
 
 
 def _start(place: RankPlace, rank: int, group: RankGroup) -> subprocess.Popen[bytes]:
-    """Starts a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
+    """Start a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
     own = [str(number) for number in (rank, place.size, group.port)]
     arguments = [sys.executable, "-P", "-m", "sametoken.parallel", *own]
     threads = {

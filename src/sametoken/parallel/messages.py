@@ -124,7 +124,7 @@ MESSAGES = {each.__name__: each for each in KINDS}
 
 
 class _Reader(pickle.Unpickler):
-    """Reads messages and plain data: what comes from the network names no other class or function."""
+    """Reader of messages and plain data: what comes from the network names no other class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module != __name__ or name not in MESSAGES:

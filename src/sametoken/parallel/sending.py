@@ -67,7 +67,7 @@ class LeadingRank:
         return self._group.native
 
     def begin(self, tokens: Tensor, view: View) -> None:
-        """Sends what the forward reads."""
+        """Send what the forward reads."""
         self._sending.enter()
         rows = [span.rows.tolist() for span in view.spans]
         changes = self._sending.changes(view.table, (row for each in rows for row in each))
@@ -78,7 +78,7 @@ class LeadingRank:
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
         levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
-        """Sends what the chains are grown from."""
+        """Send what the chains are grown from."""
         self._sending.enter()
         changes, read = self._sending.changes(table, rows), [list(each) for each in tokens]
         self._group.send(
@@ -86,12 +86,12 @@ class LeadingRank:
         )
 
     def end(self, last: Tensor) -> None:
-        """Raises what failed in the forward."""
+        """Raise what failed in the forward."""
         self._sending.turn.release()
         self._group.end(last)
 
     def score(self, last: Tensor) -> None:
-        """Sends the hidden states."""
+        """Send the hidden states."""
         self._sending.enter()
         self._group.send(Scores(self._model, last.contiguous().view(torch.uint8).numpy().tobytes()))
 
@@ -102,5 +102,5 @@ class LeadingRank:
         return found
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Goes with the next message."""
+        """Go with the next message."""
         self._sending.moved.append(Moved(self._model, rows.tolist(), starts.tolist(), path.tolist()))

@@ -39,7 +39,7 @@ class SignsOfLife:
             thread.start()
 
     def end(self) -> None:
-        """Ends the threads, but for the one that calls."""
+        """End the threads, but for the one that calls."""
         self._ending.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -57,7 +57,7 @@ class SignsOfLife:
                 return
 
     def _watch(self) -> None:
-        """Looks for signs of life. The store is in rank 0: if one does not answer, nor does the other."""
+        """Look for signs of life. The store is in rank 0: if one does not answer, nor does the other."""
         last, silent, before = self._signs, [0.0] * self._place.size, time.monotonic()
         while not self._ending.wait(BEAT_S):
             if (lost := self._lost()) is not None:

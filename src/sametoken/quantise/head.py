@@ -51,7 +51,7 @@ class _Watched:
 def quantise_head(
     place: HeadAndTarget, stored: StoredFormat, documents: list[Tensor], output: Path
 ) -> list[LayerError]:
-    """Writes a rounded head and returns the error of each layer.
+    """Write a rounded head and return the error of each layer.
 
     Weights are rounded as `train --quantize-aware` rounds them: no document has a part in the codes.
 

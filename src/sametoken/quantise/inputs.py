@@ -27,7 +27,7 @@ class Inputs:
         self.peak = 0.0
 
     def see(self, x: Tensor) -> None:
-        """Counts rows x [M, in]."""
+        """Count rows x [M, in]."""
         wide = x.to(torch.float32)
         squares = wide.square().sum(0)
         self._squares = squares if self._squares is None else self._squares + squares

@@ -32,7 +32,7 @@ LOGITS = 128  # rows of scores at once
 
 
 class Sink(Protocol):
-    """Takes the tensors of a checkpoint one after the other.
+    """Destination of the tensors of a checkpoint, one after the other.
 
     Attributes:
         rounds_outer: whether token vectors and output head are rounded too.
@@ -110,7 +110,7 @@ def quantise(
     sink: Sink,
     progress: Callable[[], None] = lambda: None,
 ) -> RoundingCost:
-    """Rounds a checkpoint's linear layers, block by block, and measures what that costs.
+    """Round a checkpoint's linear layers, block by block, and measure what that costs.
 
     Args:
         sink: gets every tensor.

@@ -31,7 +31,7 @@ class Writer(Sink, Protocol):
     name: str
 
     def finish(self) -> int:
-        """Writes what is missing; the bytes of all weights."""
+        """Write what is missing; the bytes of all weights."""
         ...
 
 

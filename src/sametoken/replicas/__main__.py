@@ -57,7 +57,7 @@ def _bind(bound: socket.socket, path: str) -> None:
 
 
 def _end_with_the_front(socket: str) -> None:
-    """Ends the process when the front has ended, whatever it does: nobody waits for it any more."""
+    """End the process when the front has ended, whatever it does: nobody waits for it any more."""
     while os.read(0, 1):
         pass
     leave(socket)

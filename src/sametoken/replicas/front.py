@@ -113,7 +113,7 @@ class Front:
         return Response(content, media_type=kind)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        """Sends a request to a replica, and its answer to the client.
+        """Send a request to a replica, and its answer to the client.
 
         A request that a replica has got is not sent to another if that one is lost: it may be why. One that it refuses
         because it ends is. A request without a key is passed on without its body: it needs none, or it is refused.
@@ -159,7 +159,7 @@ MERGED: dict[str, tuple[str, Callable[..., bytes]]] = {
 
 
 async def _begun(answer: ReplicaAnswer, number: int, refusal: bytes) -> bool:
-    """Waits for the beginning of an answer; False where the client has gone.
+    """Wait for the beginning of an answer; False where the client has gone.
 
     Args:
         refusal: the body of one with which a replica that ends takes nothing new, b"" where that is an answer too.
@@ -180,7 +180,7 @@ async def _begun(answer: ReplicaAnswer, number: int, refusal: bytes) -> bool:
 
 
 async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, exchange: Exchange) -> None:
-    """Sends an answer that has begun as it comes, of a stream whole events; one that is cut off ends with an error."""
+    """Send an answer that has begun as it comes, of a stream whole events; one that is cut off ends with an error."""
     exchange.status = answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     stream = any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type")

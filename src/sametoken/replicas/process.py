@@ -68,7 +68,7 @@ class Replica:
         self.sequences = self.unread = 0
 
     async def start(self) -> None:
-        """Starts a process and waits until it serves.
+        """Start a process and wait until it serves.
 
         Raises:
             EngineError: it cannot; says why.
@@ -87,7 +87,7 @@ class Replica:
         self.status = "ready"
 
     async def _begin(self) -> dict[str, Any]:
-        """Starts a process; returns what it says when it serves or cannot. Raises OSError, TypeError, ValueError."""
+        """Start a process; return what it says when it serves or cannot. Raises OSError, TypeError, ValueError."""
         pipe = asyncio.subprocess.PIPE
         # A session of its own: signals of the terminal are the front's to pass on.
         self._process = process = await asyncio.create_subprocess_exec(
@@ -105,7 +105,7 @@ class Replica:
         return said
 
     async def ended(self) -> str:
-        """Waits for the end of the process, and says how it came."""
+        """Wait for the end of the process, and state how it came."""
         assert self._process is not None
         code = await self._process.wait()
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
@@ -118,7 +118,7 @@ class Replica:
                 self._process.send_signal(number)
 
     async def close(self) -> None:
-        """Ends the process now, with the ranks of its model."""
+        """End the process now, with the ranks of its model."""
         if self._process is None:
             return
         if self._process.returncode is None and self._process.stdin is not None:
@@ -138,7 +138,7 @@ class Replica:
         return Candidate(self.number, self.sequences, self.unread, known, len(self._memory))
 
     def take(self, prompt: RoutedPrompt) -> OpenRequest:
-        """Counts a request of this replica until it is closed."""
+        """Count a request of this replica until it is closed."""
         known = self._memory.known(prompt.blocks)
         return OpenRequest(self, prompt.sequences, max(0, prompt.size - known))
 
@@ -168,7 +168,7 @@ class OpenRequest:
 
 
 def leave(socket: str) -> None:
-    """Removes the socket of a replica, and the directory with the last of them."""
+    """Remove the socket of a replica, and the directory with the last of them."""
     with suppress(OSError):
         Path(socket).unlink(missing_ok=True)
         Path(socket).parent.rmdir()

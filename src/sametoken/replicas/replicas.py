@@ -42,7 +42,7 @@ class Replicas:
         self.on_failure: Callable[[EngineError], object] = lambda error: None
 
     async def start(self) -> str:
-        """Starts all, at the same time; returns the method of their drafts.
+        """Start all, at the same time; return the method of their drafts.
 
         Raises:
             EngineError: one cannot start; the others have ended.
@@ -72,7 +72,7 @@ class Replicas:
         return self._all[choose(candidates, prompt.size)] if candidates else None
 
     async def _watch(self, replica: Replica) -> None:
-        """Starts a replica again when it has ended, unless that happens too often."""
+        """Start a replica again when it has ended, unless that happens too often."""
         exits: deque[float] = deque(maxlen=MOST_RESTARTS)
         while True:
             how = await replica.ended()
@@ -126,7 +126,7 @@ class Replicas:
             replica.send(number)
 
     async def close(self) -> None:
-        """Ends what is left."""
+        """End what is left."""
         self.stopping = True
         for watch in self._watches:
             watch.cancel()

@@ -1,4 +1,4 @@
-"""Serves several replicas behind one port until a signal ends it."""
+"""Several replicas behind one port until a signal ends it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOG = logging.getLogger("sametoken.server")
 def serve_replicas(
     open_engine: Callable[[int], LLM], bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]
 ) -> None:
-    """Serves until a signal ends it.
+    """Serve until a signal ends it.
 
     Args:
         open_engine: makes the engine of a replica in its own process; pickled by its name.

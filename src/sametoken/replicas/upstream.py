@@ -56,7 +56,7 @@ class ReplicaAnswer:
     # Called by the front.
 
     async def begin(self) -> None:
-        """Waits for status and headers. Raises ReplicaLostError."""
+        """Wait for status and headers. Raises ReplicaLostError."""
         while not self._begun:
             await self._more()
 
@@ -99,7 +99,7 @@ class ReplicaAnswer:
 async def ask(
     socket: str, method: str, target: bytes, headers: Iterable[tuple[bytes, bytes]], body: bytes = b""
 ) -> ReplicaAnswer:
-    """Sends a request. Raises NotAskedError.
+    """Send a request. Raises NotAskedError.
 
     Args:
         socket: path of the replica's. `target`: path and query as the client wrote them.

@@ -36,7 +36,7 @@ def is_chain(ancestor_mask: Tensor) -> bool:
 
 
 def chains(ancestor_mask: Tensor) -> Chains:
-    """Takes trees apart.
+    """Take trees apart.
 
     Args:
         ancestor_mask: [B, N, N] `ancestors` of the trees, on the host.

@@ -55,7 +55,7 @@ class Graphs:
         return len(self._graphs)
 
     def run(self, key: GraphKey, work: Callable[[], None], state: Sequence[Tensor]) -> None:
-        """Does `work` once, on the current stream and without waiting for it.
+        """Do `work` once, on the current stream and without waiting for it.
 
         Args:
             key: equal keys promise the same work on the same tensors.

@@ -20,7 +20,7 @@ def take(caches: Sequence[KVCache], pages: Sequence[int]) -> list[Tensor]:
 
 
 def put(caches: Sequence[KVCache], pages: Sequence[int], kept: Sequence[Tensor]) -> None:
-    """Stores what `take` gave of other pages, or of those of an equal engine."""
+    """Store what `take` gave of other pages, or of those of an equal engine."""
     for whole, part in zip(_paged(caches), kept, strict=True):
         whole[:, _index(pages, whole)] = part.to(whole.device)
 

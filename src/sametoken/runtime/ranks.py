@@ -94,7 +94,7 @@ class Ranks(Protocol):
         ...
 
     def sum(self, partial: Tensor) -> None:
-        """Replaces float32 numbers by their sums over all ranks, added in the order of the ranks; never raises."""
+        """Replace float32 numbers by their sums over all ranks, added in the order of the ranks; never raises."""
         ...
 
     def end(self, last: Tensor) -> None:

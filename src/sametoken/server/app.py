@@ -114,7 +114,7 @@ def _allowed(app: FastAPI, scope: Scope) -> str:
 
 
 def _word_errors(app: FastAPI, worker: Worker) -> None:
-    """Has every error answered with the envelope, and counted."""
+    """Have every error answered with the envelope, and counted."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

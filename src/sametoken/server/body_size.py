@@ -50,7 +50,7 @@ def counted(body: bytes) -> BodyCounts:
 
 
 def check(body: bytes) -> None:
-    """Refuses a body that holds too much.
+    """Refuse a body that holds too much.
 
     Raises:
         ApiError: which limit it exceeds.

@@ -29,7 +29,7 @@ class BatchChatRequest(ChatRequest):
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Makes a request of each conversation."""
+        """Make a request of each conversation."""
         shared = {name: getattr(self, name) for name in ChatRequest.model_fields}
         parts = [ChatRequest.model_construct(**{**shared, "messages": turns}) for turns in self.messages]
         self._parts = [part._ask() for part in parts]  # type: ignore[operator]  # pydantic leaves it a method

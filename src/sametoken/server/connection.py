@@ -28,7 +28,7 @@ LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still se
 
 
 class Connection(HttpToolsProtocol):
-    """Refuses requests that are broken, too slow or have too large a head; ends where nobody reads the answers."""
+    """Connection that refuses broken or slow requests and too large heads, and ends if nobody reads its replies."""
 
     _head = 0  # bytes of the head that is coming
     _tail = b""  # its last ones, in which its end may have begun

@@ -100,7 +100,7 @@ class EmbeddingApi(Api):
             return [await self._vector(ids, pooling) for ids in prompts]
 
     async def _vector(self, ids: Sequence[int], pooling: Pooling) -> list[float]:
-        """Reads a text in pieces, so that streams go on between them."""
+        """Read a text in pieces, so that streams go on between them."""
         from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader  # most servers need no trainer
 
         engine, tokens = self._worker.engine, torch.tensor(ids)

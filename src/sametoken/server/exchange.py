@@ -83,7 +83,7 @@ class Recorder(Protocol):
 
 
 class Exchanges:
-    """Makes an `Exchange` of every request; the outermost layer of the application.
+    """Maker of an `Exchange` for every request; the outermost layer of the application.
 
     Args:
         app: what answers.
@@ -121,7 +121,7 @@ class Exchanges:
 
 
 def without_root(scope: Scope, root: str) -> None:
-    """Takes the path below which a proxy offers the server off a request's path."""
+    """Take the path below which a proxy offers the server off a request's path."""
     if root and f"{scope['path']}/".startswith(f"{root}/"):
         scope["path"] = scope["path"].removeprefix(root) or "/"
 

@@ -39,7 +39,7 @@ LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # what "loc
 
 @contextmanager
 def when_gone(receive: Receive, call: Callable[[], object]) -> Iterator[None]:
-    """Calls something if the client goes away within the block; the body of its request has been read."""
+    """Call something if the client goes away within the block; the body of its request has been read."""
 
     async def watch() -> None:
         if (await receive())["type"] == "http.disconnect":
@@ -157,7 +157,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_content(headers: Mapping[str, str]) -> None:
-    """Refuses a body that a page of another origin may send without asking: all but JSON, and of unnamed types.
+    """Refuse a body that a page of another origin may send without asking: all but JSON, and of unnamed types.
 
     Raises:
         ApiError: with what to do.
@@ -175,7 +175,7 @@ JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.!#$&^_-]+\+json)")
 
 
 class Origins(CORSMiddleware):
-    """Answers what browsers ask before a page of another origin may call this server.
+    """Replies to what browsers ask before a page of another origin may call this server.
 
     Args:
         app: what lies behind.

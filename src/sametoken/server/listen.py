@@ -33,7 +33,7 @@ LAST_WORDS_S = 2  # for connections to take the final events after the engine ha
 
 
 def check(config: ServerConfig) -> None:
-    """Finds out before a model is loaded whether certificates can be read and traces be exported.
+    """Find out before a model is loaded whether certificates can be read and traces be exported.
 
     Raises:
         ConfigError: what is wrong, and with which file.
@@ -103,7 +103,7 @@ def _bind_path(path: str) -> socket.socket:
 
 
 def leave(config: ServerConfig) -> None:
-    """Removes the file of a Unix socket that nobody listens on any more."""
+    """Remove the file of a Unix socket that nobody listens on any more."""
     if config.uds is not None and Path(config.uds).is_socket():
         Path(config.uds).unlink()
 
@@ -183,7 +183,7 @@ class Server(uvicorn.Server):
         self._announce()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Sends the last traces after the last answer."""
+        """Send the last traces after the last answer."""
         await super().shutdown(sockets)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
@@ -207,7 +207,7 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self.stop, signal.Signals(sig).name)
 
     def stop(self, why: str) -> None:
-        """Begins to stop, or hurries if that has begun."""
+        """Begin to stop, or hurry if that has begun."""
         if self._stopping is None:
             LOG.info("%s: finishing open requests for at most %g s", why, self._seconds)
             self._stopping = asyncio.ensure_future(self._drain())
@@ -218,7 +218,7 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
     def fail(self, error: Exception | None) -> None:
-        """Ends because of an error; may be called in any thread."""
+        """End because of an error; may be called in any thread."""
         LOG.critical("%s; the server ends", error)
         self._loop.call_soon_threadsafe(setattr, self, "should_exit", True)
 

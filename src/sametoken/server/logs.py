@@ -57,7 +57,7 @@ FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
 def configure(level: str, form: Literal["text", "json"], replica: int | None = None) -> None:
-    """Logs to stderr from here on, unless the process logs already; `replica` is the number of one of several."""
+    """Log to stderr from here on, unless the process logs already; `replica` is the number of one of several."""
     handler = logging.StreamHandler()
     handler.setFormatter(FORMATTERS[form](replica))
     logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -220,7 +220,7 @@ class CountRequest(TextBody):
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Makes the request."""
+        """Make the request."""
         if any(isinstance(block, ToolUseBlock) for block in self.messages[-1].content):
             words = "the last turn calls a tool"
             raise RequestError(words, field="messages", advice="send its tool_result in a turn of the user")

@@ -58,7 +58,7 @@ class MessagesWords:
         return {"speculative": report(self._tokenizer, completion, completion)} if self._reports else {}
 
     def _read(self, text: str, done: bool) -> None:
-        """Adds a text; a reply that says nothing at all is an empty block of text."""
+        """Add a text; a reply that says nothing at all is an empty block of text."""
         for piece in self._reader.feed(0, text, done):
             self._add(piece)
         if done:
@@ -67,7 +67,7 @@ class MessagesWords:
             self._close()
 
     def _add(self, piece: Piece) -> None:
-        """Adds a piece to the block that it belongs to."""
+        """Add a piece to the block that it belongs to."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._blocks or self._blocks[-1]["type"] != kind:
             self._close()
@@ -92,7 +92,7 @@ class MessagesWords:
         self._about("content_block_start", content_block=dict(block))
 
     def _close(self) -> None:
-        """Ends the block under way."""
+        """End the block under way."""
         if not self._blocks:
             return
         block, text = self._blocks[-1], self._texts[-1]

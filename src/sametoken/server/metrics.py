@@ -67,7 +67,7 @@ class Metrics(Collector):
         self._watched = watched
 
     def watch_engine(self, engine: Engine, longest: int) -> None:
-        """Counts the steps of an engine, whose sequences have at most `longest` tokens.
+        """Count the steps of an engine, whose sequences have at most `longest` tokens.
 
         Steps are counted on the engine's own thread, which alone adds to their histogram.
         """

@@ -38,7 +38,7 @@ class Made(NamedTuple):
 
 
 class Prompts:
-    """Makes requests for one engine.
+    """Maker of requests for one engine.
 
     Args:
         llm: makes what the engine takes. `config`: what requests get that do not say otherwise.
@@ -100,7 +100,7 @@ class Prompts:
         return self._tokenizer.encode(text, False)
 
     def _bias(self, values: dict[str, Any], asked: TextRequest) -> None:
-        """Adds to `values` the biases of texts and end tokens."""
+        """Add to `values` the biases of texts and end tokens."""
         if not asked.biases and not asked.forbids_end:
             return
         found: dict[int, float] = {}
@@ -190,7 +190,7 @@ class Prompts:
 
 
 def _check_scores(name: str, requests: Sequence[Request], size: int) -> None:
-    """Refuses scores of a whole vocabulary for more tokens than the memory should hold for one request.
+    """Refuse scores of a whole vocabulary for more tokens than the memory should hold for one request.
 
     Args:
         name: "logprobs" or "prompt_logprobs". `size`: of the vocabulary.

@@ -148,7 +148,7 @@ class Splitter:
         return pieces
 
     def _step(self, pieces: list[Piece], done: bool) -> bool:
-        """Takes the text up to the next mark; False where the rest is taken or waits."""
+        """Take the text up to the next mark; False where the rest is taken or waits."""
         marks = self.style.marks[self.state]
         if self.state == BEGIN:
             return self._begin(marks, done)
@@ -178,7 +178,7 @@ class Splitter:
         self._rest, self._at = self._rest[size:], self._at + size
 
     def _enter(self, mark: str, state: str, pieces: list[Piece]) -> None:
-        """Goes on to the state after a mark."""
+        """Go on to the state after a mark."""
         if state == HEADER:
             self.header = mark if self.state != HEADER or mark == "<|start|>" else self.header + mark
         elif not state:
@@ -195,7 +195,7 @@ class Splitter:
         return REASONING if channel is not None and channel[1] == "analysis" else CONTENT
 
     def _take(self, text: str, pieces: list[Piece]) -> None:
-        """Shows the text of a state."""
+        """Show the text of a state."""
         if self.state == HEADER:
             self.header += text
             return
@@ -225,7 +225,7 @@ class Counted(NamedTuple):
 
 
 def count_tokens(splitter: Splitter, spelled: Sequence[bytes]) -> Counted:
-    """Counts the tokens of a whole reply by what they say.
+    """Count the tokens of a whole reply by what they say.
 
     Args:
         splitter: at the beginning of the reply. `spelled`: the bytes of each token.

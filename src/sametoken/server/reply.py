@@ -33,7 +33,7 @@ class EventStream(Response):
         self._mark = DONE if marked and not anthropic else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events of a chunk as soon as it is there."""
+        """Send the events of a chunk as soon as it is there."""
         job, words, done = self._job, self._words, list[Completion]()
         try:
             with when_gone(receive, job.close):

@@ -62,7 +62,7 @@ class ResponsesWords:
         return events
 
     def _add(self, piece: Piece, extra: dict[str, Any]) -> None:
-        """Adds a piece to the item that it belongs to; `extra` goes with its event."""
+        """Add a piece to the item that it belongs to; `extra` goes with its event."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._items or self._items[-1]["type"] != kind:
             self._close("completed")
@@ -89,7 +89,7 @@ class ResponsesWords:
             self._about("response.content_part.added", content_index=0, part=copy.deepcopy(item["content"][0]))
 
     def _close(self, status: str) -> None:
-        """Ends the item under way."""
+        """End the item under way."""
         if not self._items:
             return
         item = self._items[-1]
@@ -108,7 +108,7 @@ class ResponsesWords:
         self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
 
     def _finish(self, completion: Completion, extra: dict[str, Any]) -> None:
-        """Ends the items; a reply that says nothing at all is an empty message."""
+        """End the items; a reply that says nothing at all is an empty message."""
         if not self._items:
             self._add(Piece(CONTENT, ""), extra)
         said = next((item for item in self._items if item["type"] == "message"), None)

@@ -1,4 +1,4 @@
-"""Runs the application of an engine until a signal ends it or the engine fails."""
+"""The application of an engine until a signal ends it or the engine fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def serve(
     info: Mapping[str, Any],
     started: Callable[[], None] | None = None,
 ) -> None:
-    """Serves until a signal ends it.
+    """Serve until a signal ends it.
 
     Args:
         llm: belongs to the server from now on.

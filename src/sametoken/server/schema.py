@@ -209,7 +209,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Makes the request."""
+        """Make the request."""
         talk, forms = self.talk, self.forms
         required = talk is not None and talk.tools.required
         form = None if required else next(iter(forms.values()), None)  # a reply that must be a call has the tool's own
@@ -277,7 +277,7 @@ class CompletionRequest(Generation):
 
     @model_validator(mode="after")
     def _gap(self) -> Self:
-        """Makes each prompt the text before a gap."""
+        """Make each prompt the text before a gap."""
         if self.suffix:
             if self.echo or not all(isinstance(prompt, str) for prompt in self.prompt):
                 raise RequestError("excludes echo and token ids", field="suffix", advice="leave one of them out")

@@ -15,7 +15,7 @@ NAMES = {CONTENT: ("content",), REASONING: ("reasoning", "reasoning_content")}
 
 
 class ReplyReader:
-    """Reads the replies to one request.
+    """Reader of the replies to one request.
 
     Args:
         names: functions that may be called. `several`: whether more than the first call counts.

@@ -51,7 +51,7 @@ class ResponseStore:
         self._known: OrderedDict[_Place, tuple[StoredResponse, int]] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
-        """Keeps a response, in the place of an earlier one with its id."""
+        """Keep a response, in the place of an earlier one with its id."""
         place, size = _place(stored.response["id"]), stored.size
         self._drop(place)
         self._known[place], self._bytes = (stored, size), self._bytes + size
@@ -59,7 +59,7 @@ class ResponseStore:
             self._drop(next(iter(self._known)))
 
     def drop(self, id_: str) -> None:
-        """Forgets a response, if it is known."""
+        """Forget a response, if it is known."""
         self._drop(_place(id_))
 
     def _drop(self, place: _Place) -> None:
@@ -93,7 +93,7 @@ class ResponseStore:
         return stored.turns
 
     def cancel(self, id_: str) -> dict[str, Any]:
-        """Ends the work on a response that is made in the background; returns it.
+        """End the work on a response that is made in the background; return it.
 
         Raises:
             ApiError: there is no such response, or it was never made in the background.

@@ -46,7 +46,7 @@ class Tally:
         self._counts = [0] * (len(self._bounds) + 1) if counts is None else list(counts)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Counts a value so many times."""
+        """Count a value so many times."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.total += value * times
 

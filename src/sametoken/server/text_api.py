@@ -219,11 +219,11 @@ class TextApi(Api):
         return JSONResponse(self._worker.stored.find(response_id, "response_id").response)
 
     async def cancel_response(self, response_id: str) -> Response:
-        """Ends the work on a response that is made in the background."""
+        """End the work on a response that is made in the background."""
         return JSONResponse(self._worker.stored.cancel(response_id))
 
     async def delete_response(self, response_id: str) -> Response:
-        """Forgets a response."""
+        """Forget a response."""
         stored = self._worker.stored.find(response_id, "response_id")
         if stored.response["background"]:
             self._worker.stored.cancel(response_id)

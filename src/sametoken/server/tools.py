@@ -25,7 +25,7 @@ START, TEXT, NEXT, OBJECT, VALUE, TAIL = range(6)
 
 
 class CallReader:
-    """Reads one reply, which may come in pieces; the pieces that it makes do not depend on how the text is cut.
+    """Reader of one reply, which may come in pieces; the pieces that it makes do not depend on how the text is cut.
 
     Text that may turn out to be a call waits; what is no call of a known function stays text.
 
@@ -175,7 +175,7 @@ class CallReader:
 
 
 class _Scan:
-    """Finds the end of a JSON object or list that comes in pieces."""
+    """Finder of the end of a JSON object or list that comes in pieces."""
 
     SIGNS = re.compile(r'["\\{}\[\]]')
 

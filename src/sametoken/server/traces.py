@@ -50,7 +50,7 @@ class Traces:
         self._propagator, self._trace = TraceContextTextMapPropagator(), trace
 
     def record(self, exchange: Exchange) -> None:
-        """Makes the spans of a complete exchange, in the trace that its `traceparent` names."""
+        """Make the spans of a complete exchange, in the trace that its `traceparent` names."""
         trace, now = self._trace, time.perf_counter()
         epoch = time.time_ns() - int(now * 1e9)  # of the clock
 
@@ -76,7 +76,7 @@ class Traces:
         span.end(moment(exchange.ended))
 
     def close(self) -> None:
-        """Exports what is left; nothing is recorded afterwards."""
+        """Export what is left; nothing is recorded afterwards."""
         self._provider.shutdown()
 
 

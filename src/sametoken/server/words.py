@@ -110,7 +110,7 @@ class Progress:
         self.tokens: dict[int, int] = {}  # generated so far, by place of the choice
 
     def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
-        """Adds the tokens of an event, and puts usage into it where that is asked for."""
+        """Add the tokens of an event, and put usage into it where that is asked for."""
         self.tokens[place] = self.tokens.get(place, 0) + tokens
         event |= self.usage(place) if self.always else self._silent
 

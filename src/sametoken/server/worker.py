@@ -84,7 +84,7 @@ class Worker:
         return self.llm.engine.max_batch_size + self.config.max_queue
 
     def admit(self, sequences: int) -> None:
-        """Refuses so many sequences where they cannot be served now.
+        """Refuse so many sequences where they cannot be served now.
 
         Raises:
             ApiError: the server stops, or its queue is full or too short.
@@ -112,7 +112,7 @@ class Worker:
             )
 
     def take(self, requests: Sequence[Request]) -> Job:
-        """Takes in the requests of a client, which are to be closed by whoever asked.
+        """Take in the requests of a client, which are to be closed by whoever asked.
 
         Raises:
             ApiError: others came meanwhile, so that they cannot be served now.
@@ -141,7 +141,7 @@ class Worker:
             self._idle.set()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Takes nothing new and lets open requests end; after the deadline, or in a hurry, they end with an error."""
+        """Take nothing new and let open requests end; after the deadline, or in a hurry, they end with an error."""
         self.draining = True
         waits = {asyncio.ensure_future(event.wait()) for event in (self._idle, hurry)}
         _, pending = await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +171,7 @@ class Worker:
         return len(self._jobs)
 
     def count(self, error: ApiError) -> None:
-        """Counts an error in the metrics."""
+        """Count an error in the metrics."""
         self.metrics.saw_error(error.status, error.body["error"]["code"])
 
 
@@ -190,7 +190,7 @@ class Job:
         self._emitted: dict[int, float] = {}  # when each sequence emitted last
 
     def saw(self, chunk: Chunk) -> None:
-        """Counts a chunk; to be called for every one.
+        """Count a chunk; to be called for every one.
 
         Raises:
             SametokenError: the engine ended the sequence with it.
@@ -206,7 +206,7 @@ class Job:
             raise chunk.completion.error
 
     def close(self) -> None:
-        """Cancels what is not finished, and lets the worker know that nobody waits for this any more."""
+        """Cancel what is not finished, and let the worker know that nobody waits for this any more."""
         self.chunks.close()
         self.worker.finish(self)
 

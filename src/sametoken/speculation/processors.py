@@ -80,12 +80,12 @@ class Truncation(NamedTuple):
 
 
 def add_bias(scores: Tensor, bias: Bias) -> None:
-    """Adds logit biases in place."""
+    """Add logit biases in place."""
     scores[bias.rows, :, bias.tokens] += bias.values.unsqueeze(1)
 
 
 def ban_end_tokens(scores: Tensor, position: Tensor, ban: EndBan) -> None:
-    """Bans end tokens in place; `position` [B, N] is that of the token to be drawn after each node."""
+    """Ban end tokens in place; `position` [B, N] is that of the token to be drawn after each node."""
     early = position[ban.rows] < ban.until.unsqueeze(1)
     scores[ban.rows, :, ban.tokens] = scores[ban.rows, :, ban.tokens].masked_fill(early, -torch.inf)
 
@@ -138,7 +138,7 @@ def penalise(scores: Tensor, tokens: Tensor, ancestor_mask: Tensor, penalties: P
 
 
 def remember_words(words: BadWords, tokens: Tensor, count: Tensor) -> None:
-    """Moves the first `count` [B] of the emitted `tokens` [B, N] into the history, in place."""
+    """Move the first `count` [B] of the emitted `tokens` [B, N] into the history, in place."""
     length = words.history.shape[1]
     line = torch.cat((words.history.flip(1), tokens), dim=1)
     newest = length - 1 + count.unsqueeze(1)
@@ -146,7 +146,7 @@ def remember_words(words: BadWords, tokens: Tensor, count: Tensor) -> None:
 
 
 def remember_counts(penalties: Penalties, tokens: Tensor, count: Tensor) -> None:
-    """Counts the first `count` [B] of the emitted `tokens` [B, N], in place."""
+    """Count the first `count` [B] of the emitted `tokens` [B, N], in place."""
     said, taken = tokens[penalties.rows], count[penalties.rows].unsqueeze(1)
     emitted = torch.arange(tokens.shape[1], device=tokens.device) < taken
     index = said.clamp(0, penalties.counts.shape[1] - 1)

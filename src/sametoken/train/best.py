@@ -46,13 +46,13 @@ class Best:
         return not self.place.exists() or (self.acceptance is not None and self._conditions == conditions)
 
     def note(self, acceptance: float, conditions: Mapping[str, Any]) -> None:
-        """Writes down the acceptance length of the head in place."""
+        """Write down the acceptance length of the head in place."""
         self.acceptance, self._conditions = acceptance, dict(conditions)
         content = {"acceptance": acceptance, "judged_by": self._conditions, "sha256": self._digest()}
         write_json(self._record, content)
 
     def offer(self, acceptance: float, conditions: Mapping[str, Any], write: Callable[[Path], None]) -> None:
-        """Has a head written if it is better than the one in place, which is comparable."""
+        """Have a head written if it is better than the one in place, which is comparable."""
         if self.acceptance is None or acceptance > self.acceptance:
             write(self.place)
             self.note(acceptance, conditions)

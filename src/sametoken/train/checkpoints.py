@@ -44,7 +44,7 @@ class Saved(NamedTuple):
 
 
 def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
-    """Writes `checkpoint-STEP` and removes the oldest beyond `keep`.
+    """Write `checkpoint-STEP` and remove the oldest beyond `keep`.
 
     Raises:
         CheckpointError: the disk is full or not writable; earlier checkpoints are as they were.
@@ -75,7 +75,7 @@ def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
 
 
 def note(directory: Path, progress: Mapping[str, Any]) -> None:
-    """Writes what became of an evaluation into the checkpoint of its step, where there is one.
+    """Write what became of an evaluation into the checkpoint of its step, where there is one.
 
     Raises:
         CheckpointError: the disk is full or not writable.
@@ -90,7 +90,7 @@ def note(directory: Path, progress: Mapping[str, Any]) -> None:
 
 
 def sweep(directory: Path, name: str) -> None:
-    """Removes what a killed run left half written in its directory and in that of its head; this one is alone there."""
+    """Remove what a killed run left half written in its directory and in that of its head; this one is alone there."""
     for place in (directory, directory / name):
         for pattern in LEFT:
             for left in place.glob(pattern):

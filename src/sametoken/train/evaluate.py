@@ -1,4 +1,4 @@
-"""Evaluates a draft on held-out conversations: the engine answers their prompts as it does for users, and counts.
+"""Evaluation of a draft on held-out conversations: the engine answers their prompts as it does for users, and counts.
 
 Acceptance length is tokens per forward of the target, bonus token included.
 """
@@ -156,7 +156,7 @@ def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
 
 
 def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked, *, progress: bool = False) -> Evaluation:
-    """Answers the prompts and counts; a later turn follows the model's own answer, of at most `asked.tokens`.
+    """Answer the prompts and count; a later turn follows the model's own answer, of at most `asked.tokens`.
 
     Args:
         progress: show a bar of finished answers on standard error, where that is a terminal.

@@ -60,7 +60,7 @@ class Journal:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Draws the curves; the log itself is always whole."""
+        """Draw the curves; the log itself is always whole."""
         self._board.close()
         draw(self.entries(), self._directory / CURVES)
 

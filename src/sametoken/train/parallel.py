@@ -71,7 +71,7 @@ class Parallel:
         return nullcontext() if self._processes is None else self._processes.together()
 
     def require_equal(self, name: str, value: str) -> None:
-        """Raises ConfigError in every process if they do not all give the same value."""
+        """Raise ConfigError in every process if they do not all give the same value."""
         if self._processes is not None:
             self._processes.require_equal(name, value)
 
@@ -98,7 +98,7 @@ class Parallel:
         return module.no_sync()  # type: ignore[no-any-return,operator]
 
     def clip(self, module: nn.Module, norm: float) -> float:
-        """Clips the gradients to a norm over all of them; returns what it was."""
+        """Clip the gradients to a norm over all of them; return what it was."""
         found = torch.nn.utils.clip_grad_norm_(module.parameters(), norm)
         return float(found.full_tensor() if hasattr(found, "full_tensor") else found)
 
@@ -150,7 +150,7 @@ def restore(
     weights: Mapping[str, Tensor],
     moments: Mapping[str, Tensor],
 ) -> None:
-    """Puts whole states back, whatever the number of processes is now.
+    """Put whole states back, whatever the number of processes is now.
 
     Raises:
         CheckpointError: they are not those of this module; nothing was put back. All processes raise it.
@@ -171,7 +171,7 @@ def restore(
 
 
 def _check(what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuses tensors of other names, shapes or types than a module's own, and those that hold no numbers."""
+    """Refuse tensors of other names, shapes or types than a module's own, and those that hold no numbers."""
     for name in sorted({*given, *own}):
         there, here = (_form(tensors.get(name)) for tensors in (given, own))
         if there != here:

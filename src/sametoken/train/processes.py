@@ -58,7 +58,7 @@ class Processes:
         )
 
     def require_equal(self, name: str, value: str) -> None:
-        """Raises ConfigError in every process if they do not all give the same value."""
+        """Raise ConfigError in every process if they do not all give the same value."""
         found: list[str] = [""] * self.place.size
         torch.distributed.all_gather_object(found, value)
         for rank, other in enumerate(found):
@@ -108,13 +108,13 @@ class Processes:
         return None
 
     def _watch(self) -> None:
-        """Looks for what the others say when they end."""
+        """Look for what the others say when they end."""
         while not self._ending.wait(LOOKS_S):
             if (words := self._gone()) is not None:
                 self._end(words, awaited=self._group.failure is None)
 
     def _end(self, words: str, *, awaited: bool = False) -> None:
-        """Ends this process, whose computation waits for one that is gone. `awaited`: that one waits for it."""
+        """End this process, whose computation waits for one that is gone. `awaited`: that one waits for it."""
         if self._ending.wait(RAISES_S):
             return
         print(f"error: {words}", file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ def train(
     target: str, plan: TrainingSettings, data: DataSettings, *, evaluator: Evaluator | None = None,
     tell: Callable[[str], None] = lambda line: None, stop: Stop | None = None,
 ) -> Outcome:  # fmt: skip
-    """Trains a head for a target.
+    """Train a head for a target.
 
     Args:
         target: directory, Hub id or "embedded".
@@ -165,7 +165,7 @@ def _objective(
 
 
 def _check(plan: TrainingSettings) -> None:
-    """Refuses settings that contradict each other."""
+    """Refuse settings that contradict each other."""
     loss = plan.loss
     for name, field in type(loss).model_fields.items():
         modes = modes_with("loss", name)

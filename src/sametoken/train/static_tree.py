@@ -25,7 +25,7 @@ ANSWER = 64  # tokens that are generated to measure on
 def write_tree(
     directory: Path, target: str, llm: LLM, questions: Sequence[Question], nodes: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Measures a head on the target's own answers and writes its best tree into its directory.
+    """Measure a head on the target's own answers and write its best tree into its directory.
 
     Raises:
         ConfigError: its kind has no trees of fixed shape, or none of its guesses was ever right.

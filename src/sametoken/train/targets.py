@@ -49,7 +49,7 @@ class _Stored(Protocol):
 
 
 def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
-    """Refuses samples or hidden states that are not for a target.
+    """Refuse samples or hidden states that are not for a target.
 
     Args:
         directory: the target's checkpoint.
@@ -133,7 +133,7 @@ def read_norm(directory: Path, dtype: torch.dtype) -> RMSNorm:
 
 
 def _fill(part: nn.Module, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Loads those parameters of a decoder that a module has, under their names in the decoder."""
+    """Load those parameters of a decoder that a module has, under their names in the decoder."""
     rules = rules_for(ModelConfig.from_hf(read_config(directory)))
     wanted = {name for name, _ in part.named_parameters()}
 

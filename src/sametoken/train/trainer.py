@@ -115,7 +115,7 @@ class Trainer:
         self._resume()
 
     def run(self) -> Outcome:
-        """Trains to the last step, or until evaluations got no better for long enough."""
+        """Train to the last step, or until evaluations got no better for long enough."""
         journal = Journal(self.directory, self.progress["step"]) if self.parallel.main else None
         window = Window()
         try:
@@ -236,7 +236,7 @@ class Trainer:
         return done % keep.eval_steps == 0 or (done == self.schedule.total and keep.do_eval)
 
     def _evaluate_existing(self, journal: Journal | None) -> None:
-        """Evaluates an existing head that was not evaluated in the same way, and repeats an interrupted one."""
+        """Evaluate an existing head that was not evaluated in the same way, and repeat an interrupted one."""
         if self._evaluator is None:
             return
         conditions = evaluated_by(self.plan.keep)
@@ -250,7 +250,7 @@ class Trainer:
             self._evaluate_head(journal)
 
     def _evaluate_start(self, journal: Journal | None) -> None:
-        """Evaluates the head that training in few bits starts from: as it is, and rounded, which is the best so far."""
+        """Evaluate the head that training in few bits starts from: as it is, and rounded, which is the best so far."""
         stored, origin = self.objective.stored, self.plan.head.init_from
         if self._evaluator is None or stored is None or origin is None or self.progress["step"] or self._stopping:
             return
@@ -281,7 +281,7 @@ class Trainer:
             return None
 
     def _evaluate_head(self, journal: Journal | None) -> None:
-        """Evaluates the head on held-out prompts, keeps it if it is the best, and decides whether to go on."""
+        """Evaluate the head on held-out prompts, keep it if it is the best, and decide whether to go on."""
         weights, _ = whole_states(self.objective, self.optimisers)
         found = None
         if journal is not None and self._evaluator is not None:
@@ -328,7 +328,7 @@ class Trainer:
         }
 
     def _resume(self) -> None:
-        """Goes on from the last checkpoint, which the main process reads for all."""
+        """Go on from the last checkpoint, which the main process reads for all."""
         saved = self._last_checkpoint() if self.parallel.main else None
         progress = self.parallel.agreed(None if saved is None else saved.progress)
         if progress is None:

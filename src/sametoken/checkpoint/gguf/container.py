@@ -238,7 +238,7 @@ def _read(file: Path, data: _Bytes) -> Container:
 
 
 def _check_places(file: Path, entries: Mapping[str, Entry], size: int) -> None:
-    """Refuses tensors that end beyond the file or lie over one another."""
+    """Refuse tensors that end beyond the file or lie over one another."""
     before, end = "", 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
         if entry.start < end:

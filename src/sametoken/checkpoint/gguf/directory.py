@@ -89,7 +89,7 @@ def _written(place: Path, contents: Mapping[str, Any], file: Path) -> Path:
 
 
 def _tidy(cache: Path, file: Path) -> None:
-    """Removes directories of files that are gone, of this one as it was, and of killed processes; then the oldest."""
+    """Remove directories of files that are gone, of this one as it was, and of killed processes; then the oldest."""
     now, kept = time.time(), []
     for place in cache.iterdir():
         link, age = place / LINK, now - place.lstat().st_mtime

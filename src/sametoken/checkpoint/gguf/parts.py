@@ -51,7 +51,7 @@ def part_files(file: Path) -> list[Path]:
 
 
 def check_parts(files: Sequence[Path], metadata: Sequence[Mapping[str, Any]], tensors: Sequence[Iterable[str]]) -> None:
-    """Refuses files that are not the parts of one model, in their order.
+    """Refuse files that are not the parts of one model, in their order.
 
     Args:
         metadata: of each file. `tensors`: the names of those in it.

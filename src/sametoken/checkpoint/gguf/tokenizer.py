@@ -109,7 +109,7 @@ def _added(index: int, token: str, kind: int) -> dict[str, Any]:
 
 
 def _around(first: int | None, last: int | None, tokens: Sequence[str]) -> dict[str, Any]:
-    """Puts the tokens `first` and `last` around a text."""
+    """Put the tokens `first` and `last` around a text."""
     named = [
         None if index is None else {"SpecialToken": {"id": tokens[index], "type_id": 0}} for index in (first, last)
     ]

@@ -108,7 +108,7 @@ class GgufWriter:
             self._at += size + opened.write(bytes(-size % ALIGNMENT))
 
     def finish(self, metadata: Mapping[str, Any]) -> int:
-        """Writes the file; its bytes."""
+        """Write the file; its bytes."""
         head = [MAGIC, struct.pack("<IQQ", 3, len(self._infos), len(metadata))]
         head += [_text(key) + _value(value) for key, value in metadata.items()]
         for name, shape, kind, start in self._infos:

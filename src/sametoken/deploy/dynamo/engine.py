@@ -59,7 +59,7 @@ class DynamoEngine:
         self._probes: set[asyncio.Future[None]] = set()
 
     async def start(self, worker_id: int) -> Any:
-        """Loads the models; returns what the frontend is told of them."""
+        """Load the models; return what the frontend is told of them."""
         from dynamo.common.backend import EngineConfig, LlmRegistration
 
         try:
@@ -172,7 +172,7 @@ class DynamoEngine:
         self._loads.publish(0, ComponentSnapshot(load.pages_used, load.pages, load.pages_used / load.pages, 0, share))
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """Adds our metrics, those of speculation among them, to the worker's."""
+        """Add our metrics, those of speculation among them, to the worker's."""
         from dynamo.common.backend.metrics import register_engine_registry
 
         register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX, VLLM])
@@ -185,12 +185,12 @@ class DynamoEngine:
         return payload
 
     def _fail(self) -> None:
-        """Ends the process as SIGTERM does, for the engine has failed; called by its thread."""
+        """End the process as SIGTERM does, for the engine has failed; called by its thread."""
         self.failure = self.worker.engine.failure
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def cleanup(self) -> None:
-        """Ends the engine; what still streams ends with an error that lets it migrate. May be called twice."""
+        """End the engine; what still streams ends with an error that lets it migrate. May be called twice."""
         if self._worker is not None:
             self._worker.llm.engine.scheduler.blocks.listener = None
             self._loads = None

@@ -75,7 +75,7 @@ def planes_of(environ: Mapping[str, str], discovery: str | None, requests: str |
 
 
 def check(planes: Planes, environ: Mapping[str, str]) -> None:
-    """Refuses what would let the worker fail later, or wait for ever.
+    """Refuse what would let the worker fail later, or wait for ever.
 
     Raises:
         ConfigError: ai-dynamo is missing or too old, a service does not answer, or the system port is in use.

@@ -1,4 +1,4 @@
-"""Runs an engine as a Dynamo worker until a signal ends it: registers, serves, drains."""
+"""An engine as a Dynamo worker until a signal ends it: register, serve, drain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sametoken.options.server import ServerConfig
 def run_worker(
     open_llm: Callable[[], LLM], served: Served, config: ServerConfig, address: Address, planes: Planes
 ) -> None:
-    """Serves until SIGTERM or SIGINT; arguments are those of `DynamoEngine`, then how the frontend finds it.
+    """Serve until SIGTERM or SIGINT; arguments are those of `DynamoEngine`, then how the frontend finds it.
 
     Raises:
         SametokenError: the engine could not start, or failed.

@@ -39,7 +39,7 @@ class Placed(NamedTuple):
 
 
 def place_draft(draft: str, method: str | None, engine: str, target: str, out: str | None) -> Placed:
-    """Finds the kind of a draft and writes a head anew where the engine reads another layout.
+    """Find the kind of a draft and write a head anew where the engine reads another layout.
 
     A Hub id is taken as it is where the method was stated and nothing is to be written; otherwise it is downloaded.
 

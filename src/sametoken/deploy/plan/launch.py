@@ -163,7 +163,7 @@ class Stated:
         return found
 
     def finish(self, reasons: Mapping[str, str]) -> None:
-        """Refuses what is left, unless it equals our default.
+        """Refuse what is left, unless it equals our default.
 
         Args:
             reasons: why the engine cannot have it and what to do, by our name of the option.

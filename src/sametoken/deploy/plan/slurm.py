@@ -59,7 +59,7 @@ ACROSS: Mapping[str, Across] = {
 
 
 def render(launch: Launch) -> str:
-    """Starts the server, waits for /health at most 30 minutes, and ends when it ends or Slurm says so."""
+    """Start the server, wait for /health at most 30 minutes, and end when it ends or Slurm says so."""
     inside, words = launch.inside("."), list[str]()
     if launch.nodes == 1:
         tasks, gpus = ["--nodes=1", "--ntasks=1"], [f"--gpus={launch.gpus}"] * bool(launch.gpus)

@@ -32,7 +32,7 @@ def target_place(model: str) -> str:
 
 
 def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
-    """Refuses a target that the engine cannot read, or not in so many ranks; one of the Hub is not looked at.
+    """Refuse a target that the engine cannot read, or not in so many ranks; one of the Hub is not looked at.
 
     Returns:
         What was not checked, a sentence each.
@@ -62,7 +62,7 @@ def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
 
 
 def _check_ranks(stated: Mapping[str, Any], ranks: int, problem: str) -> None:
-    """Refuses ranks that cannot share the heads; each has whole ones, or several have the same keys and values."""
+    """Refuse ranks that cannot share the heads; each has whole ones, or several have the same keys and values."""
     heads = stated.get("num_attention_heads")
     if not isinstance(heads, int):  # the engine knows the model better
         return

@@ -1,4 +1,4 @@
-"""Trains a draft model on a target's distributions: a new small Llama, or an existing model.
+"""Training of a draft model on a target's distributions: a new small Llama, or an existing model.
 
 It minimises the divergence from the target on the target's text. On policy (DistillSpec, arXiv 2310.08461), the draft
 writes part of the answers itself and learns the target's distribution there. Legend: N tokens of a batch, H hidden

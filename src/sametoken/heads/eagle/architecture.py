@@ -75,7 +75,7 @@ def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> M
 
 
 def check_keys(given: Mapping[str, Any], fixed: Mapping[str, Any], file: str | None) -> None:
-    """Refuses keys of a file that are unknown, or that differ from what is fixed.
+    """Refuse keys of a file that are unknown, or that differ from what is fixed.
 
     Raises:
         ConfigError: names the key.

@@ -28,7 +28,7 @@ EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCaus
 
 
 class EagleReader(ABC):
-    """Reads what one EAGLE head computes; its subclasses know what the versions do differently."""
+    """Reader of the network of one EAGLE head; its subclasses hold the differences of the versions."""
 
     version: int
     built: str  # how the tensors of this version differ from the other's, for an error
@@ -80,7 +80,7 @@ class EagleReader(ABC):
         return config
 
     def _check_width(self, hidden: int, wide: int) -> None:
-        """Raises where the head was made for hidden states of another size."""
+        """Raise where the head was made for hidden states of another size."""
         stated = self.files.config.get("target_hidden_size")
         if stated not in (None, wide) or (hidden != wide and not self.narrow()):
             found = hidden if stated in (None, wide) else stated
@@ -131,7 +131,7 @@ class EagleReader(ABC):
             )
 
     def _check_declared(self) -> None:
-        """Raises where config.json says the other version than the tensors."""
+        """Raise where config.json says the other version than the tensors."""
         declared, why = _declared(self.files.config)
         if declared not in (None, self.version):
             raise DraftMismatchError(

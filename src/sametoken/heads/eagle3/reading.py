@@ -11,7 +11,7 @@ from sametoken.model.keys import Keys
 
 
 class Eagle3Reader(EagleReader):
-    """Reads what one EAGLE-3 head computes.
+    """Reader of the network of one EAGLE-3 head.
 
     Attributes:
         taps: the layers that its files mean, known after `config`.

@@ -121,7 +121,7 @@ class Library:
         return sums, gathers
 
     def sum(self, exchange: CExchange, numbers: Tensor) -> None:
-        """Replaces contiguous float32 numbers by their sums over the ranks of an exchange."""
+        """Replace contiguous float32 numbers by their sums over the ranks of an exchange."""
         self._sum(exchange, numbers.data_ptr(), numbers.numel())
 
     def send(self, exchange: CExchange, data: Tensor) -> None:
@@ -142,7 +142,7 @@ class Library:
         return found
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
-        """Puts rows of a weight into its tiles; False where a number is not finite, of turns that look.
+        """Put rows of a weight into its tiles; False where a number is not finite, of turns that look.
 
         Args:
             rows: [R, n], each contiguous.
@@ -205,7 +205,7 @@ class Library:
         return found
 
     def numbers(self, rows: CodedRows) -> None:
-        """Writes what rows of codes mean."""
+        """Write what rows of codes mean."""
         _check(self._numbers(rows, threads_for(rows.rows * rows.row_bytes)))
 
     def rows(self, packed: PackedWeight, index: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def read_ahead(pages: mmap.mmap) -> None:
 
 
 def give_back_files() -> None:
-    """Takes mapped files out of this process's memory, on Linux; what is read of them comes from the files again."""
+    """Take mapped files out of this process's memory, on Linux; what is read of them comes from the files again."""
     if hasattr(mmap, "MADV_DONTNEED") and sys.platform == "linux":
         for pages in list(_mapped):
             pages.madvise(mmap.MADV_DONTNEED)

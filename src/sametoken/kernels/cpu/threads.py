@@ -23,7 +23,7 @@ _team = _Team()
 
 @contextmanager
 def serial_torch() -> Iterator[int]:
-    """Leaves torch one thread and its others to the library, whose threads would wait for the same cores as torch's.
+    """Leave torch one thread and its others to the library, whose threads would wait for the same cores as torch's.
 
     The value is how many threads there are.
     """

@@ -94,7 +94,7 @@ def _height(group: int) -> int:
 
 @triton.jit
 def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no-untyped-def]
-    """Joins two softmax accumulators: greatest score, sum of exponentials, weighted values."""
+    """Join two softmax accumulators: greatest score, sum of exponentials, weighted values."""
     new = tl.maximum(peak, other_peak)
     base = tl.where(new == float("-inf"), 0.0, new)
     mine, theirs = tl.exp2(peak - base), tl.exp2(other_peak - base)
@@ -233,7 +233,7 @@ def paged_attention(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Attends for the query nodes of B trees whose keys and values are in the cache already.
+    """Attend for the query nodes of B trees whose keys and values are in the cache already.
 
     Args:
         q: [B * N, Hq, D] rotated queries; the heads of a token are contiguous, tokens may be further apart.

@@ -271,7 +271,7 @@ class InfillRequest(NativeRequest):
 
     @model_validator(mode="after")
     def _gap(self) -> Self:
-        """Makes the one prompt."""
+        """Make the one prompt."""
         (begun,) = self.prompt if len(self.prompt) == 1 else (None,)
         if not isinstance(begun, str):
             raise RequestError("expected one text", field="prompt", advice="send what stands in the gap's first line")

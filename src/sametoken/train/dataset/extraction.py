@@ -186,7 +186,7 @@ def extract(
     part: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Extracted:
-    """Writes the hidden states that are missing.
+    """Write the hidden states that are missing.
 
     Args:
         read: `run_here`, or servers. spec: from `spec_of`.

@@ -121,7 +121,7 @@ class HiddenStates:
         return HiddenStates(directory, read_spec(directory / MANIFEST), lengths)
 
     def __getitem__(self, sample: int) -> Features:
-        """Raises DataError if the sample's shard is missing or damaged."""
+        """Raise DataError if the sample's shard is missing or damaged."""
         number = bisect_right(self._starts, sample) - 1
         file = self._whole(number)
         offsets = [0, *self._offsets]

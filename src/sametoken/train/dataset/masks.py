@@ -1,4 +1,4 @@
-"""Finds the tokens of a conversation that the assistant wrote: those that a draft learns to predict.
+"""Tokens of a conversation that the assistant wrote: those that a draft learns to predict.
 
 Few chat templates mark them. So a conversation is rendered again with another text in the place of a turn: where the
 two renderings differ is the turn. This works for repeated and quoted answers, for templates that strip, drop or add

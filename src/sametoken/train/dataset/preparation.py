@@ -95,7 +95,7 @@ def prepare(
     origin: Origin,
     progress: Callable[[], None] = lambda: None,
 ) -> Prepared:
-    """Writes the samples of files of conversations; a directory made from the same in the same way is kept as it is.
+    """Write the samples of files of conversations; a directory made from the same in the same way is kept as it is.
 
     Args:
         files: of conversations.
@@ -155,7 +155,7 @@ class _Gathered:
         self.truncated = self.dropped = self.unserved = self.unended = 0
 
     def add(self, name: str, masked: Masked, max_len: int) -> None:
-        """Keeps the head of a sample, or nothing where nothing of that counts."""
+        """Keep the head of a sample, or nothing where nothing of that counts."""
         tokens, mask = masked.tokens[:max_len], masked.mask[:max_len]
         self.truncated += len(masked.tokens) > max_len
         if not any(mask):

@@ -183,7 +183,7 @@ class Prepared:
         return None if self.hidden_states is None else self.hidden_states[sample]
 
     def check_target(self, directory: Path) -> None:
-        """Refuses another target than the one that the samples were prepared for.
+        """Refuse another target than the one that the samples were prepared for.
 
         Args:
             directory: the checkpoint that is to be trained for.

@@ -149,7 +149,7 @@ class Converted(nn.Module):
         self, save_directory: str | Path, is_main_process: bool = True, state_dict: Mapping[str, Tensor] | None = None,
         **others: Any,
     ) -> None:  # fmt: skip
-        """Writes the head, ready to serve, into `head` of a directory, and beside it what training goes on from.
+        """Write the head, ready to serve, into `head` of a directory, and beside it what training goes on from.
 
         That is model.safetensors, the weights in training by their names in this model, which `restore` and
         `transformers.Trainer` read. The model's own weights and its config.json, which is as it was, are written too if
@@ -180,7 +180,7 @@ class Converted(nn.Module):
             raise CheckpointError(str(error)) from error
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Takes the weights of a whole model, or those of its head alone, as `save_pretrained` writes them.
+        """Take the weights of a whole model, or those of its head alone, as `save_pretrained` writes them.
 
         Raises:
             CheckpointError: they are of a head of another architecture.
