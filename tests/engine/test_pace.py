@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from sametoken.engine.pace import LEAST, Pace
+from sametoken.engine.pace import LEAST, MOST_GAIN, Pace
 
 
 def run(pace: Pace, steps: int, alone: float, token: float, waiting: bool = True) -> list[tuple]:
@@ -46,6 +46,18 @@ def test_prompts_keep_their_share_beside_drafts_of_any_length(share: float, each
         if waiting:
             seconds, spent = seconds + alone + 0.003 * read, spent + 0.003 * read
     assert spent / seconds == pytest.approx(share, rel=0.07)
+
+
+@pytest.mark.parametrize(("gain", "counted"), [(0.7, 1.0), (1.0, 1.0), (1.5, 1.5), (5.0, MOST_GAIN)])
+def test_time_that_drafts_save_is_for_prompts_first(gain: float, counted: float) -> None:
+    """Streams keep their share of the pace of plain decoding, and all of what drafts gain beyond the most counted."""
+    share, seconds, read, pace = 0.4, 0.0, 0.0, Pace(0.4, most=64)
+    for number in range(6000):
+        tokens = pace.tokens() if number > 1000 else 0
+        pace.saw(tokens, 0.02 + 0.001 * tokens, 8, gain * 0.02)
+        if number > 1000:
+            seconds, read = seconds + 0.02 + 0.001 * tokens, read + 0.001 * tokens
+    assert (seconds - read) * counted / seconds == pytest.approx(1 - share, rel=0.1)  # two of 34 steps read nothing
 
 
 def test_a_delay_of_streams_alone_is_not_charged_to_prompts() -> None:

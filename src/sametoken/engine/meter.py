@@ -100,7 +100,10 @@ class Meter:
     def _teach(self, done: Done, seconds: float) -> None:
         """Report the time of a decoding step to the controller and to the pace of prompts."""
         plan, rows = done.plan, len(done.plan.decode)
-        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, max(done.tokens, rows))
+        context, plain = sum(item.start for item in plan.decode) / rows, None
+        if self._policy.costs is not None:
+            progress = sum(row.accepted + 1 for row in done.rows[:rows]) / rows
+            plain = progress * self._policy.costs.step(0, rows, context)
+        self._pace.saw(sum(len(piece.tokens) for piece in plan.prefill), seconds, max(done.tokens, rows), plain)
         if done.tokens and not plan.prefill:
-            context = sum(item.start for item in plan.decode) / rows
             self._policy.saw_step(done.tokens - rows, rows, context, seconds - self.aside.seconds)

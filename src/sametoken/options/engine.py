@@ -104,8 +104,8 @@ class EngineConfig(Settings):
     """number of prompt tokens at most in a step that also decodes."""
     max_prefill_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """share of the time that reading prompts may take at most while other requests stream. Example 0.5: while a prompt
-    is read, a token of a stream takes twice as long on average. 1 is no limit and gives the most tokens per second in
-    all."""
+    is read, a token of a stream takes twice as long on average as in plain decoding; what drafts save goes to the
+    prompt. 1 is no limit and gives the most tokens per second in all."""
     max_seq_len: Annotated[
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
