@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ from sametoken.server.llama.forms import lark_of
 from sametoken.server.llama.infill import find_marks, infill_ids
 from sametoken.server.llama.schema import Telemetry, nested
 from sametoken.server.llama.words import LlamaWords
+from sametoken.server.stored import UNDER_WAY
 from sametoken.server.text_request import Infill
 from server_checks import MODEL, Running, running, with_template
 
@@ -201,7 +203,13 @@ def test_responses_tell_their_cost(served: Running) -> None:
 
 
 def test_a_response_in_the_background(served: Running) -> None:
-    assert post(served, "/responses", input="hi", background=True, max_output_tokens=4)["status"] == "queued"
+    response = post(served, "/responses", input="hi", background=True, max_output_tokens=4)
+    assert response["status"] == "queued"
+    end = time.monotonic() + 60.0
+    while response["status"] in UNDER_WAY and time.monotonic() < end:
+        time.sleep(0.01)
+        response = httpx.get(f"{served.url}/v1/responses/{response['id']}").json()
+    assert response["timings"]["predicted_n"] == response["usage"]["output_tokens"] > 0
 
 
 def test_errors_in_its_envelope(served: Running) -> None:

@@ -228,8 +228,9 @@ class LlamaWords:
         return list(events)
 
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
-        """The whole reply."""
-        reply = self._named(self._words.whole(completions))
+        """The whole reply; one that was kept for later requests has all of it too."""
+        reply = cast(dict[str, Any], self._words.whole(completions))
+        reply |= self._named(reply)
         reply["timings"] = timings(self._source.requests[0])
         if self._verbose:
             reply["__verbose"] = self._native(0, completions[0])
