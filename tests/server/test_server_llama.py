@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -17,8 +16,7 @@ from sametoken import LLM
 from sametoken.errors import RequestError
 from sametoken.server.llama.forms import lark_of
 from sametoken.server.llama.infill import find_marks, infill_ids
-from sametoken.server.llama.schema import Telemetry, nested
-from sametoken.server.llama.words import LlamaWords
+from sametoken.server.llama.schema import nested
 from sametoken.server.stored import UNDER_WAY
 from sametoken.server.text_request import Infill
 from server_checks import MODEL, Running, running, with_template
@@ -280,16 +278,3 @@ def test_a_gap_stands_between_marks() -> None:
     assert short == [1000, *b"b" * 37, 1001, *b"a" * 10, 1002]
     with pytest.raises(RequestError, match="no marks"):
         infill_ids(asked, find_marks(lambda name: None), encode, [], 100)
-
-
-def test_progress_comes_with_the_first_event_of_a_reply() -> None:
-    request = Mock(prompt_ids=[1, 2], cached_tokens=0, first_token=1.0, arrived=0.5, params=Mock(n=1))
-    inner = Mock()
-    inner.first.return_value = [{"type": "response.in_progress"}]
-    inner.delta.side_effect = [[], [{"type": "response.output_text.delta"}], [{"type": "response.output_text.delta"}]]
-    body = Telemetry(return_progress=True)
-    words = LlamaWords(inner, body, Mock(requests=[request]), Mock(), verbose=False)
-    words.first()
-    chunk = Mock(index=0, choice=0, completion=None)
-    made = [words.delta(chunk) for _ in range(3)]  # the first holds a mark of thinking, which is no text
-    assert [["prompt_progress" in event for event in events] for events in made] == [[], [True, True, False], [False]]

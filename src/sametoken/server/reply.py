@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -10,8 +12,10 @@ from starlette.types import Receive, Scope, Send
 from sametoken.engine.completion import Completion
 from sametoken.server.errors import worded
 from sametoken.server.http import DONE, part_of, when_gone
-from sametoken.server.words import Words
+from sametoken.server.words import Event, Words
 from sametoken.server.worker import Job
+
+READING_S = 0.1  # between two looks at how far a prompt is read
 
 
 class EventStream(Response):
@@ -40,10 +44,13 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 try:
                     await send(part_of(words.first()))
-                    async for chunk in job.chunks:
-                        job.saw(chunk)
-                        await send(part_of(words.delta(chunk)))
-                        done += [chunk.completion] if chunk.completion is not None else []
+                    with _telling(getattr(words, "reading", None), send) as telling:
+                        async for chunk in job.chunks:
+                            if telling is not None:
+                                telling.cancel()
+                            job.saw(chunk)
+                            await send(part_of(words.delta(chunk)))
+                            done += [chunk.completion] if chunk.completion is not None else []
                     last = words.last(done) if len(done) == len(job.requests) else []
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
@@ -55,6 +62,33 @@ class EventStream(Response):
                 await send(part_of(last, self._mark, more=False))
         finally:
             job.close()
+
+
+@contextmanager
+def _telling(reading: Callable[[], list[Event]] | None, send: Send) -> Iterator[asyncio.Future[None] | None]:
+    """Send events about a prompt while it is read, in a task that is to be cancelled when it is read.
+
+    Args:
+        reading: returns the events since its previous call; None where nobody asked for them.
+    """
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(READING_S)
+            if reading is not None and (events := reading()):
+                await send(part_of(events))
+
+    if reading is None:
+        yield None
+        return
+    task = asyncio.ensure_future(tell())
+    task.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # the connection, which the reply meets too
+    try:
+        yield task
+    finally:
+        task.cancel()
 
 
 async def completions(job: Job, receive: Receive) -> list[Completion]:

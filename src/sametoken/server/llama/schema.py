@@ -80,7 +80,7 @@ class Telemetry(Body):
     timings_per_token: bool | None = None
     """have `timings` in every chunk."""
     return_progress: bool | None = None
-    """have `prompt_progress` before the first token of a stream."""
+    """have `prompt_progress` while the prompt of a stream is read."""
     id_slot: int | None = None
     """name for the sequence in /slots; -1 and without it: its place in the batch."""
     verbose: bool | None = None

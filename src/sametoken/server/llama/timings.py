@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from sametoken.engine.request import Request
@@ -34,8 +35,34 @@ def timings(request: Request) -> dict[str, Any]:
     return found
 
 
-def progress(request: Request, read: bool) -> dict[str, Any]:
-    """Progress of reading a prompt: cached tokens while `read` is false, all tokens once it is true; time in ms."""
-    total, cached = len(request.prompt_ids), request.cached_tokens
-    milliseconds = int(1e3 * ((request.first_token or request.arrived) - request.arrived)) if read else 0
-    return {"total": total, "cache": cached, "processed": total if read else cached, "time_ms": milliseconds}
+class PromptProgress:
+    """Progress of reading the prompts of a stream, in which each state occurs once.
+
+    Args:
+        requests: of the stream.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._processed: dict[int, int] = {}  # tokens in the last state, by place of the request
+
+    def news(self, place: int, read: bool) -> list[dict[str, Any]]:
+        """The states of a prompt since the previous call: the first one has cached tokens alone.
+
+        Args:
+            read: the prompt is read to its end.
+        """
+        request = self._requests[place]
+        total, cached, known = len(request.prompt_ids), request.cached_tokens, self._processed.get(place)
+        if not read and request.seated is None:
+            return []
+        now = total if read else request.committed if request.committed < total else 0
+        new = [cached] if known is None else []
+        new += [now] if now > max(cached, known or 0) or read else []
+        end = request.first_token if read and request.first_token is not None else time.perf_counter()
+        milliseconds = int(1e3 * max(0.0, end - request.arrived))
+        self._processed[place] = max([known or 0, *new])
+        return [
+            {"total": total, "cache": cached, "processed": tokens, "time_ms": 0 if tokens == cached else milliseconds}
+            for tokens in new
+        ]

@@ -12,7 +12,7 @@ from sametoken.engine.request import Request, TokenLogprob
 from sametoken.options.shaping import WHOLE, Shaping
 from sametoken.server.llama.schema import NativeRequest, Telemetry, nested
 from sametoken.server.llama.slots import Slots
-from sametoken.server.llama.timings import progress, timings
+from sametoken.server.llama.timings import PromptProgress, timings
 from sametoken.server.words import Event, Source, Words
 
 BUILD = f"b0-sametoken-{__version__}"  # where llama-server has its build; clients look for the "b"
@@ -68,6 +68,8 @@ class NativeWords:
         self._begun: set[int] = set()
         self._slots = slots
         self._ids: dict[int, list[int]] = {}
+        self._progress = PromptProgress(self._requests)
+        self.reading = self._news if body.return_progress else None
 
     def first(self) -> list[Event]:
         """Nothing: the first event has text."""
@@ -78,7 +80,7 @@ class NativeWords:
         place = chunk.index * self._choices + chunk.choice
         request, events = self._requests[place], list[Event]()
         if self._body.return_progress and place not in self._begun:
-            events += [self._progress(place, request, read) for read in (False, True)]
+            events += self._about_prompt(place, True)
         self._begun.add(place)
         self._ids.setdefault(place, []).extend(chunk.token_ids)
         if chunk.text or chunk.token_ids:
@@ -117,12 +119,21 @@ class NativeWords:
             "tokens_predicted": len(self._ids.get(place, ())), "tokens_evaluated": len(request.prompt_ids),
         }  # fmt: skip
 
-    def _progress(self, place: int, request: Request, read: bool) -> Event:
-        idle = {name: 0 if isinstance(value, int) else 0.0 for name, value in timings(request).items()}
-        event = {**self._part(place, request), "prompt_progress": progress(request, read)}
-        if self._body.timings_per_token:
-            event["timings"] = {**timings(request), "predicted_n": 0, "predicted_ms": 0.0} if read else idle
-        return event
+    def _news(self) -> list[Event]:
+        """Events about the prompts that are being read."""
+        return [event for place in range(len(self._requests)) for event in self._about_prompt(place, False)]
+
+    def _about_prompt(self, place: int, read: bool) -> list[Event]:
+        request, events = self._requests[place], list[Event]()
+        for state in self._progress.news(place, read):
+            event = {**self._part(place, request), "prompt_progress": state}
+            if self._body.timings_per_token:
+                cost = timings(request)
+                begun = state["processed"] > state["cache"]
+                idle = {name: 0 if isinstance(value, int) else 0.0 for name, value in cost.items()}
+                event["timings"] = {**cost, "predicted_n": 0, "predicted_ms": 0.0} if begun else idle
+            events.append(event)
+        return events
 
     def _whole(self, place: int, completion: Completion, streamed: bool = False) -> dict[str, Any]:
         body, request = self._body, self._requests[place]
@@ -192,7 +203,8 @@ class LlamaWords:
         self._opening: Event = {}
         fields = body if isinstance(body, Telemetry) else None
         self._each = bool(fields and fields.timings_per_token)
-        self._progress = bool(fields and fields.return_progress)
+        self._progress = PromptProgress(source.requests) if fields and fields.return_progress else None
+        self.reading = self._news if self._progress else None
         self._verbose = verbose if fields is None or fields.verbose is None else fields.verbose
         self._choices = source.requests[0].params.n
         slots.note(None if fields is None else fields.id_slot, source.requests)
@@ -214,11 +226,18 @@ class LlamaWords:
                 event["timings"] = timings(request)
         if chunk.completion is not None and self._verbose and events:
             events[-1]["__verbose"] = self._native(place, chunk.completion)
-        if self._progress and events and place not in self._began:
+        if self._progress is not None and events and place not in self._began:
             self._began.add(place)
             opening = _without_text(self._opening if "type" in events[0] else events[0])
-            events = [{**opening, "prompt_progress": progress(request, read)} for read in (False, True)] + events
+            events = [{**opening, "prompt_progress": state} for state in self._progress.news(place, True)] + events
         return list(events)
+
+    def _news(self) -> list[Event]:
+        """Events about the prompt that is being read, in a form that has an event before the first chunk."""
+        if self._progress is None or not self._opening:
+            return []
+        opening = _without_text(self._opening)
+        return [{**opening, "prompt_progress": state} for state in self._progress.news(0, False)]
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
         """The events after the last chunk, with timings."""
