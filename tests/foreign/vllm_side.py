@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -78,6 +78,7 @@ class _Off:
 STAND_INS: dict[str, Any] = {
     "get_open_port": get_open_port, "get_tokenizer": get_tokenizer, "ModelConfig": ModelConfig, "envs": _Off(),
     "current_platform": _Nothing(), "hf_api": _Nothing, "__version__": "0.33.0", "HAS_TRITON": False,
+    "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"),
 }  # fmt: skip
 
 
@@ -138,6 +139,7 @@ class _Running:
 
 
 atexit.register(_Running.stop)
+os.chdir(NAMED)  # a name is a path of the model for a tokenizer of transformers too
 
 
 class RemoteOpenAIServer:

@@ -80,7 +80,7 @@ def test_of_a_test_that_ran_twice_the_better_counts() -> None:
 @pytest.mark.parametrize("wrong", [("skill", "luck"), ("The model counts badly.", " "), ("badly.", "badly.\\n")])
 def test_an_excuse_has_a_kind_and_a_reason_of_one_line(wrong: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "peer.toml").write_text(TEXT.replace(*wrong, 1))
-    with pytest.raises(SystemExit, match="a kind of purpose, inside, decision, skill and a reason of one line"):
+    with pytest.raises(SystemExit, match="a kind of purpose, inside, model, decision, skill and a reason of one line"):
         Suite.read(tmp_path / "peer.toml")
 
 
