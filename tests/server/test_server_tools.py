@@ -52,6 +52,14 @@ READ: list[tuple[str, str, list[tuple[str, str]]]] = [
     (f"```json\n{ONE}", "", [F]),
     ('```json\n{"a": 1}\n```', None, []),  # type: ignore[list-item]
     ("```python\nprint(1)\n```", None, []),  # type: ignore[list-item]
+    (f"Sure! Here it is:\n\n```json\n{ONE}\n```", "Sure! Here it is:", [F]),
+    (f"One:\n```json\n{ONE}\n```\nand two.\n```tool_call\n{TWO}\n```", "One:\nand two.", [F, G]),
+    (f"Both:\n```json\n{ONE}\n{TWO}\n```\nDone.", "Both:\nDone.", [F, G]),
+    (f"Both:\n```json\n{ONE}\n```\n```json\n{TWO}\n```", "Both:", [F, G]),
+    (f"In a line ```json\n{ONE}\n```", None, []),  # type: ignore[list-item]
+    (f"As here:\n```python\n{ONE}\n```", None, []),  # type: ignore[list-item]
+    ('So:\n```json\n{"name": "no", "arguments": {}}\n```', None, []),  # type: ignore[list-item]
+    ("So:\n```json\n```\n```jsonc\n[]\n```", None, []),  # type: ignore[list-item]
     ("```js", None, []),  # type: ignore[list-item]
     ("just text \n", None, []),  # type: ignore[list-item]
     ("", None, []),  # type: ignore[list-item]
@@ -103,6 +111,13 @@ def test_a_long_object_that_is_no_call_takes_no_longer_than_it_is() -> None:
     began = time.perf_counter()
     assert added([*text, ""]) == (text, [])
     assert time.perf_counter() - began < 20  # with work that grows with the square it is minutes
+
+
+@pytest.mark.parametrize("text", ['{"version": 1, ', '{"name": "web-app", "version": 1, ', '["name"'])
+def test_json_in_a_fence_that_is_no_call_does_not_wait_for_its_end(text: str) -> None:
+    reader = CallReader(NAMES)
+    text = f"The file:\n```json\n{text}"
+    assert "".join(piece.text for piece in reader.feed(text)) == text.rstrip()
 
 
 def test_without_functions_all_is_text() -> None:

@@ -1,8 +1,8 @@
 """Calls of functions: the grammar of a reply that must make some, and a state machine that reads them as text streams.
 
 Models write calls as their chat template taught them: JSON objects between <tool_call> tags (Hermes, Qwen), or a reply
-that is nothing but JSON (Llama 3, Mistral), which some put into a fence of Markdown (Qwen2.5-Coder). All are read;
-which one is asked for, the template says.
+that is nothing but JSON (Llama 3, Mistral), which some put into a fence of Markdown, also after words (Qwen2.5-Coder).
+All are read; which one is asked for, the template says.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_ma
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCES = ("```json", "```tool_call", "```")  # around a reply that is nothing but calls; the longer ones first
 MARKS = ("<|python_tag|>", "[TOOL_CALLS]", *FENCES)  # what may stand before such a reply
+INNER = re.compile(f"{OPEN}|```(?:json|tool_call)")  # what a call within a text begins with
+INNER_MARKS = (OPEN, *FENCES[:2])
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # The beginning of a call up to its arguments, an object or a list, which are shown as they come from here on.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
+NAME = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
+NAMED = '{"name":"'  # the beginning of a call without space
 BETWEEN = " \t\r\n;,[]"  # what may stand between objects
 START, TEXT, NEXT, OBJECT, VALUE, TAIL = range(6)
 
@@ -41,6 +45,7 @@ class CallReader:
         self._raw = ""  # what was passed on the way to a call and is text if there is none
         self._space = ""  # space after text, which is dropped before a call
         self._fenced = False
+        self._inner = False  # in a fence within a text
         self._scan = _Scan()
         self._scanned = 0
 
@@ -75,26 +80,32 @@ class CallReader:
         return True
 
     def _text(self, pieces: list[Piece], done: bool) -> bool:
-        """Text up to the next tag."""
-        at = self._rest.find(OPEN)
-        end = at if at >= 0 else len(self._rest) - (0 if done else begun_mark(self._rest, (OPEN,)))
+        """Text up to the next tag, or to a fence at the beginning of a line."""
+        marks = (found for found in INNER.finditer(self._rest) if found[0] == OPEN or self._begins_line(found.start()))
+        mark = next(marks, None)
+        end = mark.start() if mark else len(self._rest) - (0 if done else begun_mark(self._rest, INNER_MARKS))
         text = self._space + self._rest[:end]
         shown = text.rstrip()
         self._space = text[len(shown) :]
         pieces.append(Piece(CONTENT, shown))
         self._rest = self._rest[end:]
-        if at < 0:
+        if mark is None:
             return False
-        self._pass(len(OPEN))
+        self._fenced = self._inner = mark[0] != OPEN
+        self._pass(len(mark[0]))
         self._state = NEXT
         return True
+
+    def _begins_line(self, at: int) -> bool:
+        return (self._rest[at - 1] if at else self._space[-1:]) == "\n"
 
     def _next(self, pieces: list[Piece], done: bool) -> bool:
         """Between calls."""
         self._pass(len(self._rest) - len(self._rest.lstrip(BETWEEN)))
         if self._fenced and (fence := _begun(FENCES, self._rest, done)) is not None:
-            if self._calls:  # it stands between calls
+            if self._calls and not self._raw:  # it stands behind a call
                 self._rest = self._rest[len(fence) :]
+                self._state = TEXT if self._inner and fence == "```" else NEXT
             else:
                 self._pass(len(fence))
             return bool(fence)
@@ -110,6 +121,9 @@ class CallReader:
 
     def _object(self, pieces: list[Piece], done: bool) -> bool:
         """At the beginning of an object that may be a call."""
+        if self._inner and not _may_call(self._rest, self._names):
+            self._give_up()
+            return True
         head = HEAD.match(self._rest)
         if head is not None:
             name = _loaded(head[1])
@@ -218,6 +232,12 @@ def _loaded(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _may_call(text: str, names: Collection[str]) -> bool:
+    """Whether an object of which this is the beginning may be a call of a known function, its name first."""
+    name = NAME.match(text)
+    return _loaded(name[1]) in names if name else NAMED.startswith("".join(text[:200].split())[: len(NAMED)])
 
 
 def _whole_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
