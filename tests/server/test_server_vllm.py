@@ -128,3 +128,10 @@ def test_the_whole_vocabulary_is_told_for_few_tokens(served: Running, monkeypatc
         refused = served.post("/v1/completions", {**TEXT, **body})
         assert refused.status_code == 400
         assert (refused.json()["error"]["param"], "at most 3 tokens" in refused.text) == (name, True)
+
+
+def test_an_error_about_a_token_id_names_the_size_of_the_vocabulary(served: Running) -> None:
+    size = served.llm.config.vocab_size
+    refused = served.post("/v1/chat/completions", {**CHAT, "logit_bias": {str(size + 1): 1.0}})
+    assert refused.status_code == 400
+    assert f"got token id {size + 1}, expected 0 .. {size - 1}: the target has {size} tokens" in refused.text

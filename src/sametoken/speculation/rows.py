@@ -227,7 +227,7 @@ class Sampling:
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int, place: str = "") -> None:
     for token in ids:
         if not 0 <= token < vocab_size:
-            words = f"got token id {token}, expected 0 .. {vocab_size - 1}, the target's vocabulary"
+            words = f"got token id {token}, expected 0 .. {vocab_size - 1}: the target has {vocab_size} tokens"
             raise RequestError(words, field=name, place=place, advice="remove it")
 
 
