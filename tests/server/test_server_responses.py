@@ -154,3 +154,17 @@ def test_what_cannot_be_honoured_is_refused(client: OpenAI, fields: dict[str, An
     with pytest.raises(openai.BadRequestError) as refused:
         client.responses.create(**{"input": "hi", **ASKED}, extra_body=fields)
     assert refused.value.body["message"]  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_prompt_and_reply_are_told_as_raw_tokens(client: OpenAI, served: Running, stream: bool) -> None:
+    more = {**SEED, "enable_response_messages": True}
+    got: Any = client.responses.create(**ASKED, input="hi", stream=stream, extra_body=more)
+    reply = list(got)[-1].response if stream else got
+    (before,), (after,) = reply.input_messages, reply.output_messages
+    assert before["type"] == after["type"] == "raw_message_tokens"
+    assert before["message"] == "user: hiassistant:"
+    assert after["message"] == reply.output_text
+    assert (len(before["tokens"]), len(after["tokens"])) == (reply.usage.input_tokens, reply.usage.output_tokens)
+    plain = client.responses.create(**ASKED, input="hi", extra_body=SEED)
+    assert not {"input_messages", "output_messages"} & plain.model_dump().keys()

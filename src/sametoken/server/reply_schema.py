@@ -187,6 +187,14 @@ class DeletedReply(TypedDict):
     deleted: Literal[True]
 
 
+class RawMessage(TypedDict):
+    """Tokens of the prompt or of the reply, and their text with the marks between turns."""
+
+    type: Literal["raw_message_tokens"]
+    message: str
+    tokens: list[int]
+
+
 class ResponsesReply(TypedDict):
     """The reply of POST /v1/responses, with the settings of the request."""
 
@@ -214,6 +222,8 @@ class ResponsesReply(TypedDict):
     metadata: dict[str, str] | None
     top_logprobs: int | None
     user: str | None
+    input_messages: NotRequired[list[RawMessage]]
+    output_messages: NotRequired[list[RawMessage]]
     speculative: NotRequired[SpeculationReport]
 
 

@@ -234,6 +234,8 @@ class ResponsesRequest(Generation):
     """number of alternatives that are reported per token; -1 is the whole vocabulary."""
     truncation: Literal["disabled"] | None = None
     """only `disabled`: an input that is longer than the context is an error."""
+    enable_response_messages: bool | None = None
+    """add `input_messages` and `output_messages`: prompt and reply as raw text and token ids."""
     background: bool | None = None
     """answer at once with the status `queued`; GET /v1/responses/ID then tells how far it is. Not with `stream`."""
 

@@ -143,11 +143,18 @@ class ResponsesWords:
         }
         if completion.finish_reason == "length":
             response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if self._body.enable_response_messages:
+            response["input_messages"] = [self._raw(completion.prompt_token_ids)]
+            response["output_messages"] = [self._raw(completion.token_ids)]
         if self._body.reports:
             response["speculative"] = report(self._tokenizer, completion, completion)
         if self._head.keep is not None:
             self._head.keep(response)
         return response
+
+    def _raw(self, ids: list[int]) -> dict[str, Any]:
+        text = b"".join(map(self._tokenizer.token_bytes, ids)).decode(errors="replace")
+        return {"type": "raw_message_tokens", "message": text, "tokens": ids}
 
     def queued(self) -> dict[str, Any]:
         """The object before anything was done for it."""
