@@ -235,7 +235,7 @@ def _loaded(text: str) -> Any:
 
 
 def _may_call(text: str, names: Collection[str]) -> bool:
-    """Whether an object of which this is the beginning may be a call of a known function, its name first."""
+    """True if an object that begins so may be a call of a known function, whose name comes first."""
     name = NAME.match(text)
     return _loaded(name[1]) in names if name else NAMED.startswith("".join(text[:200].split())[: len(NAMED)])
 
