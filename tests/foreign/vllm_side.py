@@ -31,7 +31,8 @@ START_SECONDS, STOP_SECONDS = 180.0, 30.0
 CACHE = ("--kv-cache-max-tokens", "20480")  # so that a server takes little of the memory
 # A small model goes on and on where a test sets no limit, and draws another outcome in each run where it sets no seed.
 TOKENS = ("--override-generation-config", '{"max_new_tokens": 512, "temperature": 0}')
-ADAPTERS = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras")  # other tests of a file need none
+# Options of what is not here and refused, which other tests of a file do not need.
+NOT_HERE = ("--enable-lora", "--lora-modules", "--max-lora-rank", "--max-cpu-loras", "--tool-server")
 VLLM_PATH = FOLDER
 
 
@@ -162,7 +163,7 @@ class RemoteOpenAIServer:
         override_hf_configs: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
-        arguments = _without(ADAPTERS, [str(each) for each in vllm_serve_args])
+        arguments = _without(NOT_HERE, [str(each) for each in vllm_serve_args])
         if TOKENS[0] not in arguments:
             arguments += TOKENS
         if "--seed" not in arguments:
