@@ -2,8 +2,8 @@
 time.
 
 An account in seconds: the time that streams alone would have taken for their tokens earns prompts their share; the time
-that steps with prompts took beyond it is spent. Time that drafts save is for prompts first, so that neither a stream nor
-a first token is slower than with plain decoding. No clock: times come in as numbers.
+that steps with prompts took beyond it is spent. Time that drafts save is for prompts first, so that neither a stream
+nor a first token is slower than with plain decoding. No clock: times come in as numbers.
 """
 
 from __future__ import annotations
