@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,12 +16,12 @@ from sametoken import LLM, LosslessnessError, SamplingParams, embedded
 from sametoken.check import race
 from sametoken.commands import demo
 from sametoken.commands.verify import print_proof
+from sametoken.drafters.padded import Guess
 from sametoken.engine.advice import UNUSED
 from sametoken.engine.host import HostRunner
 from sametoken.engine.plan import Plan
 from sametoken.engine.runner import Verified
 from sametoken.prompts.sources import BUILT_IN, EncodedPrompt
-from sametoken.speculation.draft import Draft
 
 
 class Broken(HostRunner):
@@ -29,9 +30,9 @@ class Broken(HostRunner):
     def __init__(self, sound: HostRunner) -> None:
         super().__init__(sound.decoder, sound.cache, sound.taps, sound.rows, sound.meter)
 
-    def forward(self, plan: Plan, draft: Draft, sampling: Any) -> Verified:
-        found = super().forward(plan, draft, sampling)
-        if draft.tokens.shape[1] == 1:
+    def forward(self, plan: Plan, pending: Sequence[int], guesses: Sequence[Guess], sampling: Any) -> Verified:
+        found = super().forward(plan, pending, guesses, sampling)
+        if not any(guess.tokens for guess in guesses):
             return found
         return found._replace(bonuses=[(bonus + 1) % 100 for bonus in found.bonuses])
 

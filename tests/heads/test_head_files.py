@@ -95,6 +95,7 @@ def check_equal(got: Any, expected: Any) -> None:
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(config=eagle_1(), layout="sglang")
+@example(config=eagle_1(fc_bias=False), layout="sglang")
 @given(config=heads, layout=st.sampled_from(sorted(ENGINES)))
 def test_what_is_written_is_read_again(
     config: EagleConfig | MedusaConfig, layout: str, tmp_path_factory: pytest.TempPathFactory
@@ -114,7 +115,7 @@ def test_what_is_written_is_read_again(
     loaded = read_head(directory, TARGET, torch.float32, "cpu", pack=False)
     if isinstance(config, MedusaConfig) and layout == "vllm":  # whose files have no place for a tree
         head.config = replace(config, choices=())
-    elif config.kind == "eagle1" and layout == "sglang" and not config.fc_bias:
+    elif config.kind == "eagle" and layout == "sglang" and not config.fc_bias:
         head = with_bias_of_zeros(head)  # SGLang reads a bias of every head of EAGLE-1
     check_equal(loaded.module, head)
     assert loaded.notes == ()
