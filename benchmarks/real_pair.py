@@ -143,7 +143,8 @@ async def visit(url: str, asked: Sequence[dict[str, Any]], streams: int) -> tupl
 
         async def worker() -> None:
             for i in numbers:
-                found[i] = await ask(client, "chat/completions", {"model": model, **asked[i]}, time.perf_counter())
+                async with Client(url, None, ANSWER_SECONDS) as own:  # llama.cpp's server ends one after a stream
+                    found[i] = await ask(own, "chat/completions", {"model": model, **asked[i]}, time.perf_counter())
 
         await asyncio.gather(*(worker() for _ in range(streams)))
     return [found[i] for i in range(len(asked))], time.perf_counter() - begin
