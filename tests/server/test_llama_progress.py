@@ -12,6 +12,7 @@ import pytest
 from sametoken.server import reply
 from sametoken.server.llama.schema import NativeRequest, Telemetry
 from sametoken.server.llama.words import LlamaWords, NativeWords
+from sametoken.server.measured import MeasuredWords
 from sametoken.server.reply import EventStream
 
 
@@ -80,3 +81,11 @@ async def _tell_and_reply() -> None:
     assert said[:1] == [b'data: {"about":"prompt"}']
     assert said[-1] == b'data: {"about":"reply"}'
     assert not told.is_set()
+
+
+def test_progress_comes_beside_metrics_of_the_request() -> None:
+    """--enable-per-request-metrics puts its figures around the words of any reply."""
+    request = Mock(prompt_ids=[1], params=Mock(n=1))
+    inner = LlamaWords(Mock(), Telemetry(return_progress=True), Mock(requests=[request]), Mock(), verbose=False)
+    assert inner.reading is not None
+    assert MeasuredWords(inner, request).reading == inner.reading

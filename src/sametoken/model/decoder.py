@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -179,7 +179,7 @@ class Decoder(nn.Module):
         """Compute the tables of all rotations in a thread while the weights are read: 0.1 s for 32,768 positions."""
         maker = ThreadPoolExecutor(1, "rope")
         for rope in dict.fromkeys(rope for rope in self.config.ropes if rope is not None):
-            self._tables[rope] = maker.submit(partial(self._table, device, rope))
+            self._tables[rope] = maker.submit(self._table, device, rope)
         maker.shutdown(wait=False)
 
     def rotations(self, positions: Tensor) -> list[Rotation | None]:

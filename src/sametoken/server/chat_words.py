@@ -9,10 +9,10 @@ from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.replies import Usage, chat_logprobs, prompt_logprobs, report, total_usage
 from sametoken.server.speech import Message
-from sametoken.server.words import Event, Progress, Source, end, parts
+from sametoken.server.words import Event, Progress, Source, Words, end, parts
 
 
-class ChatWords:
+class ChatWords(Words):
     """/v1/chat/completions."""
 
     def __init__(self, body: ChatRequest, source: Source) -> None:

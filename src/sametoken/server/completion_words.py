@@ -11,10 +11,10 @@ from sametoken.engine.request import Request
 from sametoken.server.fields import WHOLE
 from sametoken.server.replies import Usage, prompt_logprobs, report, text_logprobs, total_usage
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.words import Event, Progress, Source, end
+from sametoken.server.words import Event, Progress, Source, Words, end
 
 
-class CompletionWords:
+class CompletionWords(Words):
     """/v1/completions."""
 
     def __init__(self, body: CompletionRequest, source: Source) -> None:

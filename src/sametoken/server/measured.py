@@ -41,11 +41,11 @@ def metrics(request: Request) -> RequestMetrics | None:
     return said
 
 
-class MeasuredWords:
+class MeasuredWords(Words):
     """The words of a reply to one request with its metrics, at the end of a stream only where usage is."""
 
     def __init__(self, words: Words, request: Request) -> None:
-        self._words, self._request = words, request
+        self._words, self._request, self.reading = words, request, words.reading
 
     def first(self) -> list[Event]:
         return self._words.first()

@@ -11,14 +11,14 @@ from sametoken.server.messages_schema import MessagesRequest
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piece
 from sametoken.server.replies import report
 from sametoken.server.speech import new_call_id
-from sametoken.server.words import Event, Source
+from sametoken.server.words import Event, Source, Words
 
 TYPES = {REASONING: "thinking", CONTENT: "text", CALL: "tool_use", ARGUMENTS: "tool_use"}
 DELTAS = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "text"),
           "tool_use": ("input_json_delta", "partial_json")}  # fmt: skip
 
 
-class MessagesWords:
+class MessagesWords(Words):
     """/v1/messages."""
 
     def __init__(self, body: MessagesRequest, source: Source) -> None:

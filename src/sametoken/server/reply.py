@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -39,18 +39,19 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events of a chunk as soon as it is there."""
         job, words, done = self._job, self._words, list[Completion]()
+        telling: asyncio.Future[None] | None = None
         try:
             with when_gone(receive, job.close):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 try:
                     await send(part_of(words.first()))
-                    with _telling(getattr(words, "reading", None), send) as telling:
-                        async for chunk in job.chunks:
-                            if telling is not None:
-                                telling.cancel()
-                            job.saw(chunk)
-                            await send(part_of(words.delta(chunk)))
-                            done += [chunk.completion] if chunk.completion is not None else []
+                    telling = asyncio.ensure_future(_tell(words.reading, send)) if words.reading else None
+                    async for chunk in job.chunks:
+                        if telling is not None:
+                            telling.cancel()
+                        job.saw(chunk)
+                        await send(part_of(words.delta(chunk)))
+                        done += [chunk.completion] if chunk.completion is not None else []
                     last = words.last(done) if len(done) == len(job.requests) else []
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
@@ -61,34 +62,22 @@ class EventStream(Response):
                 job.close()  # before the end is out: whoever has it may ask for what was counted
                 await send(part_of(last, self._mark, more=False))
         finally:
+            if telling is not None:
+                telling.cancel()
             job.close()
 
 
-@contextmanager
-def _telling(reading: Callable[[], list[Event]] | None, send: Send) -> Iterator[asyncio.Future[None] | None]:
-    """Send events about a prompt while it is read, in a task that is to be cancelled when it is read.
+async def _tell(reading: Callable[[], list[Event]], send: Send) -> None:
+    """Send events about a prompt while it is read, until cancelled; the reply too meets a connection that is lost.
 
     Args:
-        reading: returns the events since its previous call; None where nobody asked for them.
+        reading: returns the events since its previous call.
     """
-
-    async def tell() -> None:
+    with suppress(OSError):
         while True:
             await asyncio.sleep(READING_S)
-            if reading is not None and (events := reading()):
+            if events := reading():
                 await send(part_of(events))
-
-    if reading is None:
-        yield None
-        return
-    task = asyncio.ensure_future(tell())
-    task.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # the connection, which the reply meets too
-    try:
-        yield task
-    finally:
-        task.cancel()
 
 
 async def completions(job: Job, receive: Receive) -> list[Completion]:

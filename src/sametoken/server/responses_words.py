@@ -13,13 +13,13 @@ from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, REASONING, Piec
 from sametoken.server.replies import chat_logprobs, report, total_usage
 from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.speech import new_call_id
-from sametoken.server.words import Event, Source
+from sametoken.server.words import Event, Source, Words
 
 TYPES = {REASONING: "reasoning", CONTENT: "message", CALL: "function_call", ARGUMENTS: "function_call"}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of ids
 
 
-class ResponsesWords:
+class ResponsesWords(Words):
     """/v1/responses."""
 
     def __init__(self, body: ResponsesRequest, source: Source) -> None:

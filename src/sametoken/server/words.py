@@ -19,7 +19,13 @@ Event = Mapping[str, Any]  # the JSON object of a server-sent event
 
 
 class Words(Protocol):
-    """The words of one request."""
+    """The words of one request.
+
+    Attributes:
+        reading: returns events about a prompt that is being read, since its previous call; None to send none.
+    """
+
+    reading: Callable[[], list[Event]] | None = None
 
     def first(self) -> list[Event]:
         """Events before the first chunk."""

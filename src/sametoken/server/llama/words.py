@@ -53,7 +53,7 @@ def _biases(request: Request) -> Mapping[int, float]:
     return request.params.logit_bias or {}
 
 
-class NativeWords:
+class NativeWords(Words):
     """/completion and /infill.
 
     Args:
@@ -189,7 +189,7 @@ def native_reply(tokenizer: Any, model: str, place: int, request: Request, compl
     }
 
 
-class LlamaWords:
+class LlamaWords(Words):
     """OpenAI's forms with what llama-server adds: the build, timings, progress, and the reply in its own form.
 
     Args:
