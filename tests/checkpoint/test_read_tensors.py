@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,16 @@ def test_every_layout_is_read_whole(tmp_path: Path, layout: str) -> None:
     assert sorted(item.name for item in got) == sorted(found)
     assert all(torch.equal(item.tensor, found[item.name]) for item in got)
     assert all(item.file.parent == tmp_path and item.file.exists() for item in got)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="descriptors are listed in /proc")
+@pytest.mark.parametrize("layout", ["safetensors", "sharded safetensors"])
+def test_a_reader_that_is_left_half_way_has_no_file_open(tmp_path: Path, layout: str) -> None:
+    write(tmp_path, tensors(), layout)
+    stored = read_tensors(tmp_path)
+    assert next(stored).tensor.numel()
+    opened = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    assert not [each for each in opened if Path(each).parent == tmp_path.resolve()]
 
 
 def test_safetensors_come_before_bin_and_index_before_whole(tmp_path: Path) -> None:

@@ -145,9 +145,8 @@ def tensor_names(file: Path) -> list[str]:
 def _read_safetensors(file: Path) -> Iterator[Stored]:
     tensor_names(file)  # the library looks at the whole header, and whether the file is as long as it says
     try:
-        with file.open("rb") as opened:
-            for name, tensor, start in safetensors_header(file):
-                yield Stored(name, mapped(opened, start, tensor.shape, tensor.dtype), file)
+        for name, tensor, start in safetensors_header(file):
+            yield Stored(name, mapped(file, start, tensor.shape, tensor.dtype), file)
     except (OSError, ValueError) as error:
         raise CheckpointError(damaged(file, error), field=str(file)) from error
 

@@ -122,8 +122,7 @@ class Container:
         if not self.data:
             return torch.empty(entry.nbytes // row, row, dtype=torch.uint8, device="meta")
         try:
-            with entry.file.open("rb") as opened:
-                return mapped(opened, entry.start, (entry.nbytes // row, row), torch.uint8)
+            return mapped(entry.file, entry.start, (entry.nbytes // row, row), torch.uint8)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{entry.file}: ends within {name}; {AGAIN}") from error
 
