@@ -17,9 +17,9 @@ from sametoken.checkpoint import weight_cache
 
 pytestmark = needs_models
 RECORD = recorded()["models"]
-# Of log-probabilities. The smaller the model, the more its rounding says: llama.cpp's margins of SmolLM2 are 0.13 away
-# from those of the same weights in float32 on average, and 0.5 at most.
-NEAR_TIE = {"coder15": 0.15, "coder05": 0.15, "smollm2": 0.4, "gemma3": 0.4}
+# Of log-probabilities: llama.cpp's margins are away from those of the same weights in float32 by 0.13 on average and
+# 0.5 at most (SmolLM2), 0.10 and 0.63 (the 1.5B), 0.05 and 0.25 (the 0.5B), and ours with integer rows by as much.
+NEAR_TIE = 0.4
 PLAIN = {"method": "none"}
 
 
@@ -27,7 +27,7 @@ def test_the_record_is_of_these_files() -> None:
     assert {name: each["sha256"] for name, each in RECORD.items()} == {n: m.sha256 for n, m in MODELS.items()}
 
 
-def ties(llm: LLM, answer: dict[str, Any], tolerance: float) -> list[float]:
+def ties(llm: LLM, answer: dict[str, Any]) -> list[float]:
     """The margins at the places where our token is another one.
 
     Raises:
@@ -44,7 +44,7 @@ def ties(llm: LLM, answer: dict[str, Any], tolerance: float) -> list[float]:
         place = at + differs[0]
         margin = answer["margins"][place]
         said = f"place {place}: {ours[differs[0]]} where llama.cpp has {tokens[place]} by {margin}"
-        assert margin < tolerance, said
+        assert margin < NEAR_TIE, said
         assert ours[differs[0]] == answer["seconds"][place], said
         found.append(margin)
         at = place + 1
@@ -60,7 +60,7 @@ def test_greedy_tokens_are_llama_cpps(name: str) -> None:
                 assert llm.render_chat(answer["messages"]) == answer["ids"]
             else:
                 assert llm.tokenizer.encode(answer["text"]) == answer["ids"]
-        met = [ties(llm, answer, NEAR_TIE[name]) for answer in RECORD[name]["answers"]]
+        met = [ties(llm, answer) for answer in RECORD[name]["answers"]]
     weight_cache.finish()
     print(f"{name}: near ties met by prompt: {met}")
     assert sum(map(len, met)) <= len(met), "more than one near tie a prompt is no chance"
