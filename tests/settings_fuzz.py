@@ -50,6 +50,7 @@ FREE = ("ngram", "suffix", "none", "auto", None)
 RANKS = {"tensor_parallel_size", "tensor_parallel_check", "draft_tensor_parallel_size"}
 FIXED = {"device", "deterministic", "cuda_graphs", "tokenizer", "chat_template", "generation_config", *RANKS}
 FORMATS = ("none", "none", "int8", "int8_weight_only", "int4", "int4_g128")
+TAG = {"triggers": ["a"], "structures": [{"begin": "a<", "schema": {"type": "integer"}, "end": ">"}]}
 POOL = 48  # requests that rounds choose from
 
 
@@ -121,7 +122,8 @@ def draw_params(luck: random.Random) -> SamplingParams:
         given[name] = luck.choice(choices[name])
     if luck.random() < 0.15:
         forms: list[dict[str, Any]] = [{"regex": "(a|bc)+[0-9]{2,4}"}, {"choice": ["yes", "no", "yesterday"]},
-                                       {"json": {"type": "array", "items": {"type": "boolean"}}}]  # fmt: skip
+                                       {"json": {"type": "array", "items": {"type": "boolean"}}},
+                                       {"structural_tag": TAG}]  # fmt: skip
         given["structured_outputs"] = StructuredOutputs(**luck.choice(forms))
         given.pop("min_tokens", None), given.pop("bad_words", None)
     return SamplingParams(**given)

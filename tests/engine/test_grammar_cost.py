@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def test_a_grammar_may_name_special_tokens(grammars: Grammars, llm: LLM) -> None
 
 
 def fields(text: str) -> dict[str, Any]:
-    return {"json_object": False, "json": None, "regex": None, "choice": None, "grammar": text}
+    return asdict(StructuredOutputs(grammar=text))
 
 
 def test_a_trial_that_cannot_begin_is_an_error_of_the_moment(

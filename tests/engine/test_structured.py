@@ -26,6 +26,15 @@ SCHEMA = {
     "additionalProperties": False,
 }
 PATTERN = r"(a|bc)+[0-9]{2,4}(-[x-z]+)?"
+# The letters come often enough: free text, a mark of text, an object, and free text again.
+TAGS = {
+    "structures": [
+        {"begin": "a<", "schema": SCHEMA, "end": ">"},
+        {"begin": "b<", "schema": {"type": "integer"}, "end": ">"},
+    ],
+    "triggers": ["a", "b"],
+}
+TAG = {"type": "tag", "begin": "<a>", "content": {"type": "any_text", "max_chars": 20}, "end": ["d", "e", "f"]}
 WAYS = [
     RequestSpeculation(enabled=False),
     RequestSpeculation(method="ngram"),
@@ -66,6 +75,8 @@ def test_a_schema_is_kept(llm: LLM) -> None:
         {"regex": PATTERN},
         {"choice": ["yes", "no", "yesterday"]},
         {"grammar": 'start: "x" /[a-c]+/ "y"'},
+        {"structural_tag": TAGS},
+        {"structural_tag": {"format": TAG}},
     ],
 )
 @pytest.mark.parametrize(
@@ -79,6 +90,19 @@ def test_the_same_output_however_it_is_drafted(llm: LLM, form: dict[str, Any], p
         assert drafted.text == plain.text
         assert drafted.finish_reason == plain.finish_reason
         assert [item.logprob for item in drafted.logprobs or []] == [item.logprob for item in plain.logprobs or []]
+
+
+def test_marks_begin_parts_and_text_goes_on_after_them(llm: LLM) -> None:
+    found = 0
+    for seed in range(8):
+        text = complete(llm, {"structural_tag": TAGS}, temperature=1.0, seed=seed, max_tokens=100).text
+        parts = regex.findall(r"a<(\{[^}]*\})>|b<(-?[0-9]+)>", text)
+        found += len(parts)
+        for schema, number in parts:
+            assert isinstance(json.loads(number or "0"), int)
+            assert list(json.loads(schema or '{"name": 0, "colour": 0, "on": 0}')) == ["name", "colour", "on"]
+        assert not regex.search(r"[ab][^<]", regex.sub(r"a<\{.*?\}>|a<.*$", "", text, flags=regex.DOTALL))
+    assert found > 5
 
 
 def test_greedy_takes_the_best_of_what_a_regex_allows(llm: LLM) -> None:
@@ -146,6 +170,10 @@ def test_choices_and_neighbours_keep_their_own_state(llm: LLM) -> None:
         {"json": {"$ref": "http://elsewhere.example/schema"}},
         {"json": {"type": "string", "not": {}}},
         {"json": False},
+        {"structural_tag": {"structures": [{"begin": "<g", "schema": {}, "end": ""}], "triggers": ["<f"]}},
+        {"structural_tag": {"format": {"type": "json_schema", "json_schema": {"type": "nonsense"}}}},
+        {"structural_tag": {"format": {"type": "json_schema", "json_schema": False}}},
+        {"structural_tag": {"format": {"type": "regex", "pattern": "a)|(b"}}},
     ],
 )
 def test_forms_that_cannot_be_kept_are_refused(llm: LLM, form: dict[str, Any]) -> None:

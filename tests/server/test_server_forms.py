@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,65 @@ SCHEMA = {
 }
 
 
+FORMAT = {"type": "tag", "begin": "<f=", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": ">"}
+TAGGED = re.compile("<f=[0-9]{3}>")
+LEGACY = {
+    "type": "structural_tag",
+    "structures": [{"begin": "a=", "schema": {"type": "integer"}, "end": ";"}],
+    "triggers": ["a"],
+}
+MARK = re.compile("a[^=]|a=(?!-?[0-9]|$|-$)")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "structural_tag", "format": FORMAT}},
+        {"structured_outputs": {"structural_tag": json.dumps({"type": "structural_tag", "format": FORMAT})}},
+    ],
+)
+def test_a_structural_tag_is_kept_with_and_without_drafts(
+    served: Running, stream: bool, fields: dict[str, Any]
+) -> None:
+    texts = []
+    for speculative in ({"enabled": False}, {"method": "ngram"}, {}):
+        reply = served.post("/v1/chat/completions", {**ASKED, **fields, "stream": stream, "speculative": speculative})
+        if stream:
+            events = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+            texts.append("".join(event["choices"][0]["delta"].get("content") or "" for event in events))
+        else:
+            texts.append(reply.json()["choices"][0]["message"]["content"])
+    assert TAGGED.fullmatch(texts[0])
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "place", "words"),
+    [
+        ({"structured_outputs": {"structural_tag": "{"}}, "structured_outputs", "got no JSON"),
+        ({"structured_outputs": {"structural_tag": "[]"}}, "structured_outputs", "expected a structural tag"),
+        ({"response_format": {**LEGACY, "triggers": []}}, "response_format", "triggers: got []"),
+        ({"response_format": {**LEGACY, "triggers": ["b"]}}, "response_format", 'begin: got "a="'),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "format or structures and triggers"),
+        ({"response_format": {**LEGACY, "format": FORMAT}}, "response_format", "format or structures and triggers"),
+        (
+            {"response_format": {**LEGACY, "structures": [{"begin": "a", "schema": {"type": "no"}, "end": ""}]}},
+            "response_format",
+            "no",
+        ),
+    ],
+)
+def test_what_is_no_structural_tag_is_refused_in_words(
+    served: Running, fields: dict[str, Any], place: str, words: str
+) -> None:
+    for stream in (False, True):
+        reply = served.post("/v1/chat/completions", {**ASKED, **fields, "stream": stream})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"].split(".")[0]) == (400, place)
+        assert words in error["message"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_response_format_is_kept(client: OpenAI, stream: bool) -> None:
     form: Any = {"type": "json_schema", "json_schema": SCHEMA}
@@ -81,6 +141,9 @@ def test_a_response_format_is_kept(client: OpenAI, stream: bool) -> None:
         ({"response_format": {"type": "grammar", "grammar": 'start: "x" "y"'}}, lambda text: text == "xy"),
         ({"structured_outputs": {"choice": ["left", "right"]}}, lambda text: text in ("left", "right")),
         ({"response_format": {"type": "text"}}, lambda text: len(text) > 8),
+        ({"response_format": {"type": "structural_tag", "format": FORMAT}}, TAGGED.fullmatch),
+        ({"structured_outputs": {"structural_tag": json.dumps({"format": FORMAT})}}, TAGGED.fullmatch),
+        ({"response_format": LEGACY}, lambda text: not MARK.search(text)),
     ],
 )
 def test_forms_of_completions(served: Running, form: dict[str, Any], check: Any) -> None:

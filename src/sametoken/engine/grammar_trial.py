@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-# JSON in the format of Python's json.dumps: without free white space more tokens are forced.
-JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+from sametoken.engine.structural_tag import JSON_FORM, lark_of
+
 # Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
 # first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
 LIMITS = {
@@ -34,7 +34,7 @@ MOST_SECONDS = 1.2  # of processor time for a trial
 MOST_MEMORY = 2**28  # bytes of a trial, beyond the stack and the interpreter
 MOST_WAIT = 20.0  # seconds on the clock, for a machine that is busy
 SMALL = 2**10  # characters of a grammar, as JSON, that needs no trial unless it has one of `CONJUNCTIONS`
-CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "&", "~", "%")
+CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "excludes", "&", "~", "%")
 START = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.engine.grammar_trial import main; main()"
 TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
 
@@ -59,6 +59,8 @@ def source(matcher: Any, asked: Mapping[str, Any]) -> str:
         made = matcher.grammar_from_regex(asked["regex"])
     elif asked["choice"] is not None:
         made = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked["choice"]))
+    elif asked["structural_tag"] is not None:
+        made = matcher.grammar_from_lark(lark_of(asked["structural_tag"]))
     else:
         made = matcher.grammar_from_lark(asked["grammar"])
     return str(made)

@@ -5,6 +5,7 @@ Nothing here is accepted and ignored: a value that cannot be honoured is refused
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from sametoken.options.json_types import MOST_BIAS
 from sametoken.options.refusals import STRICT, refusal, refusing
 from sametoken.options.shaping import Shaping
 
+_TAG = {"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}
 _SOME_TEXTS = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 
 
@@ -52,6 +54,19 @@ def _choices(value: Any) -> Any:
     if value is not None and not (listed and all(isinstance(text, str) and text for text in value)):
         raise refusal("structured_outputs", value, "texts that are not empty", ".choice")
     return value
+
+
+def _tag(value: Any) -> Any:
+    read = value
+    if isinstance(value, str):
+        try:
+            read = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            words = f"got no JSON ({error}), expected a structural tag as JSON"
+            raise RequestError(words, field="structured_outputs", place=".structural_tag") from error
+    if read is not None and not isinstance(read, Mapping):
+        raise refusal("structured_outputs", value, "a structural tag: an object, or its JSON", ".structural_tag")
+    return read
 
 
 def _token_ids(value: Any, info: ValidationInfo) -> tuple[int, ...]:
@@ -103,6 +118,9 @@ class StructuredOutputs:
     """texts of which the output is one."""
     grammar: Annotated[str | None, Shown(words="a grammar in Lark's notation")] = None
     """a context-free grammar in Lark's notation."""
+    structural_tag: Annotated[Mapping[str, Any] | str | None, PlainValidator(_tag), WithJsonSchema(_TAG)] = None
+    """free text in which marks begin parts of a required form, in the words of xgrammar: an object with `format`, or
+    with `structures` and `triggers`; or its JSON."""
     after: Annotated[str | None, Shown(http=None)] = None
     """regular expression of the text after which the grammar applies, for example the mark that ends a model's
     reasoning; the mark must end with ">". Without it: the grammar applies from the first token."""
@@ -258,8 +276,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
-    """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`. Cannot be
-    combined with min_tokens or bad_words."""
+    """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`,
+    `structural_tag`. Cannot be combined with min_tokens or bad_words."""
     thought_bound: Annotated[ThoughtBound | None, Shown(command_line=False, http=None)] = None
     """how much the model may think; in a request thinking_token_budget. Without it: as much as it likes."""
     shaping: Annotated[Shaping | None, Shown(command_line=False, http=None)] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 from pydantic.config import JsonDict
 
 from sametoken.errors import RequestError
@@ -79,26 +79,34 @@ class JsonSchema(Body):
     """no effect: the output always follows the schema."""
 
 
-_DETAILS = ("json_schema", "regex", "grammar")
+_FORMS: dict[str, tuple[set[str], ...]] = {
+    "text": (set(),),
+    "json_object": (set(),),
+    "json_schema": ({"json_schema"},),
+    "regex": ({"regex"},),
+    "grammar": ({"grammar"},),
+    "structural_tag": ({"format"}, {"structures", "triggers"}),
+}  # the fields that go with a type
+_DETAILS = sorted({name for ways in _FORMS.values() for names in ways for name in names})
 
 
-def _own_detail(kind: str) -> JsonDict:
-    """A type goes with the detail of its name and no other."""
+def _way(kind: str, names: set[str]) -> JsonDict:
+    """The JSON schema of a type with the fields of these names and no others."""
     absent: JsonDict = {"type": "null"}
-    details: JsonDict = {name: {"not": absent} if name == kind else absent for name in _DETAILS}
-    return {"required": [kind], "properties": {"type": {"const": kind}, **details}}
+    details: JsonDict = {name: {"not": absent} if name in names else absent for name in _DETAILS}
+    required: list[JsonValue] = [*sorted(names)]
+    return {"required": required, "properties": {"type": {"const": kind}, **details}}
 
 
-_BARE: JsonDict = {"type": {"enum": ["text", "json_object"]}, **{name: {"type": "null"} for name in _DETAILS}}
-_OWN_DETAIL: JsonDict = {"oneOf": [{"properties": _BARE}, *map(_own_detail, _DETAILS)]}
+_WAYS: JsonDict = {"oneOf": [_way(kind, names) for kind, ways in _FORMS.items() for names in ways]}
 
 
 class ResponseFormat(Body):
-    """The grammar that the reply follows: OpenAI's three types, and two of ours."""
+    """The grammar that the reply follows: OpenAI's three types, vLLM's `structural_tag`, and two of ours."""
 
-    model_config = ConfigDict(json_schema_extra=_OWN_DETAIL)
-    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
-    """which kind; `regex` and `grammar` are not OpenAI's."""
+    model_config = ConfigDict(json_schema_extra=_WAYS)
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar", "structural_tag"]
+    """which kind; `regex`, `grammar` and `structural_tag` are not OpenAI's."""
     json_schema: JsonSchema | None = None
     """for type `json_schema`: the schema."""
     regex: str | None = None
@@ -106,13 +114,23 @@ class ResponseFormat(Body):
     grammar: str | None = None
     """for type `grammar`: a context-free grammar in Lark's notation."""
 
+    format: dict[str, Any] | None = None
+    """for type `structural_tag`: free text with parts of a required form, in the words of xgrammar."""
+    structures: list[dict[str, Any]] | None = None
+    """for type `structural_tag` without `format`: parts, each with `begin`, `schema` and `end`."""
+    triggers: list[str] | None = None
+    """for type `structural_tag` without `format`: texts with which a part begins."""
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        return {name: value for name in _DETAILS if (value := getattr(self, name)) is not None}
+
     @model_validator(mode="after")
     def _own(self) -> Self:
-        given = {name for name in _DETAILS if getattr(self, name) is not None}
-        if given != {self.type}.intersection(_DETAILS):
-            own = f"needs {self.type}" if self.type in _DETAILS else "has no details"
-            others = " and ".join(name for name in _DETAILS if name != self.type)
-            raise ValueError(f"type {self.type} {own}; leave {others} out")
+        ways = _FORMS[self.type]
+        if (given := self._given).keys() not in ways:
+            expected = " or ".join(" and ".join(sorted(names)) or "none" for names in ways)
+            raise ValueError(f"got {' and '.join(given) or 'no details'}, expected for type {self.type}: {expected}")
         return self
 
     def asked(self) -> dict[str, Any] | None:
@@ -124,8 +142,10 @@ class ResponseFormat(Body):
                 return {"json_object": True}
             case "json_schema":
                 return {"json": self.json_schema.schema_ if self.json_schema is not None else {}}
+            case "structural_tag":
+                return {"structural_tag": self._given}
             case _:
-                return {self.type: getattr(self, self.type)}
+                return self._given
 
 
 class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from sametoken.engine.structural_tag import json_of, quoted
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_mark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -19,7 +20,6 @@ FENCES = ("```json", "```tool_call", "```")  # around a reply that is nothing bu
 MARKS = ("<|python_tag|>", "[TOOL_CALLS]", *FENCES)  # what may stand before such a reply
 INNER = re.compile(f"{OPEN}|```(?:json|tool_call)")  # what a call within a text begins with
 INNER_MARKS = (OPEN, *FENCES[:2])
-JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 # The beginning of a call up to its arguments, an object or a list, which are shown as they come from here on.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
 NAME = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
@@ -257,17 +257,10 @@ def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: 
     """
     key = "arguments" if tagged else "parameters"
     before, after = (f"{OPEN}\n", f"}}\n{CLOSE}") if tagged else ("", "}")
-    more = f" ({_quoted(chr(10) if tagged else '; ')} call)*" if several else ""
+    more = f" ({quoted(chr(10) if tagged else '; ')} call)*" if several else ""
     rules = [f"start: call{more}", "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
     for place, each in enumerate(functions):
-        # Each schema is a %json of its own, so that its references start at its own root.
-        schema = {**(each.get("parameters") or {"type": "object"}), "x-guidance": JSON_FORM}
         head = f'{before}{{"name": {json.dumps(each["name"], ensure_ascii=False)}, "{key}": '
-        rules.append(f"call_{place}: {_quoted(head)} json_{place} {_quoted(after)}")
-        rules.append(f"json_{place}: %json {json.dumps(schema)}")
+        rules.append(f"call_{place}: {quoted(head)} json_{place} {quoted(after)}")
+        rules.append(f"json_{place}: {json_of(each.get('parameters') or {'type': 'object'})}")
     return "\n".join(rules)
-
-
-def _quoted(text: str) -> str:
-    """A text as a literal of Lark."""
-    return json.dumps(text, ensure_ascii=False)

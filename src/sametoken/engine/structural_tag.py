@@ -1,0 +1,325 @@
+"""Structural tags, in the words of vLLM and xgrammar, as grammars in Lark's notation: free text in which marks begin
+parts of a required form.
+
+Free text ends at the first mark that stands after it (a lazy rule of llguidance). So text that stands before something
+else needs a mark there; where there is none the tag is refused.
+
+This module imports neither torch nor pydantic: `engine.grammar_trial` uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+# JSON in the format of Python's json.dumps: without free white space more tokens are forced.
+JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+ANY = "/(?s:.*)/"
+SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+
+Ends = tuple[str, ...]
+Test = tuple[str, Callable[[Any], bool]]
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _formats(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
+
+
+TEXT: Test = "a text", lambda value: isinstance(value, str)
+TEXTS: Test = "a list of texts that are not empty", _texts
+MARKS: Test = "at least one text, none of them empty", lambda value: _texts(value) and bool(value)
+END: Test = (
+    "a text, or a list of texts that are not empty",
+    lambda value: _texts(_several(value)) or value in ("", [""]),
+)
+FLAG: Test = "true or false", lambda value: isinstance(value, bool)
+COUNT: Test = "an integer >= 0", lambda value: type(value) is int and value >= 0
+SOME: Test = "an integer >= 1", lambda value: type(value) is int and value >= 1
+LIMIT: Test = "an integer >= -1", lambda value: type(value) is int and value >= -1
+FORMAT: Test = "an object with a type", lambda value: isinstance(value, dict)
+FORMATS: Test = "a list of objects, at least one", _formats
+SCHEMA: Test = "a JSON schema", lambda value: isinstance(value, dict | bool)
+RULES: Test = (
+    "a list of [text, object], at least one",
+    lambda value: bool(value) and isinstance(value, list) and all(
+        isinstance(each, list) and len(each) == 2 and isinstance(each[0], str) and each[0] and isinstance(each[1], dict)
+        for each in value
+    ),
+)  # fmt: skip
+
+REPEATED: dict[str, Test] = {"content": FORMAT}
+TAGS: dict[str, Test] = {"tags": FORMATS, "at_least_one?": FLAG, "stop_after_first?": FLAG}
+# The fields of each type; those with a question mark may be left out.
+KNOWN: dict[str, dict[str, Test]] = {
+    "const_string": {"value": TEXT},
+    "json_schema": {
+        "json_schema": SCHEMA,
+        "style?": ('"json"', lambda value: value == "json"),
+        "any_order?": ("false", lambda value: value is False),
+        "max_whitespace_cnt?": SOME,
+        "excludes?": ("an empty list", lambda value: value == []),
+    },
+    "regex": {"pattern": TEXT},
+    "any_text": {"excludes?": TEXTS, "max_chars?": COUNT},
+    "sequence": {"elements": FORMATS},
+    "or": {"elements": FORMATS},
+    "tag": {"begin": TEXT, "content": FORMAT, "end": END},
+    "triggered_tags": {"triggers": MARKS, "excludes?": TEXTS, **TAGS},
+    "dispatch": {"rules": RULES, "loop?": FLAG, "excludes?": TEXTS},
+    "tags_with_separator": {"separator": TEXT, **TAGS},
+    "optional": REPEATED,
+    "plus": REPEATED,
+    "star": REPEATED,
+    "repeat": {"min": COUNT, "max": LIMIT, **REPEATED},
+}
+LEGACY: dict[str, Test] = {"structures": FORMATS, "triggers": MARKS}
+STRUCTURE: dict[str, Test] = {"begin": TEXT, "schema?": SCHEMA, "end": TEXT}
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def json_of(schema: Mapping[str, Any] | bool) -> str:
+    """The rule of a JSON schema in Lark; references start at the schema's own root."""
+    spelled = {"not": {}} if schema is False else {} if schema is True else schema
+    return f"%json {json.dumps({**spelled, 'x-guidance': JSON_FORM})}"
+
+
+def lark_of(asked: Mapping[str, Any]) -> str:
+    """The grammar of a structural tag.
+
+    Args:
+        asked: has `format`, or `structures` and `triggers` as in older releases of vLLM.
+
+    Raises:
+        ValueError: it is no structural tag, or text in it has no end.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    if given.pop("type", "structural_tag") != "structural_tag":
+        raise ValueError(f"structural_tag.type: got {_shown(asked['type'])}, expected structural_tag")
+    if "structures" in given or "triggers" in given:
+        _check(given, LEGACY, "structural_tag")
+        given = {"format": _triggered(given)}
+    _check(given, {"format": FORMAT}, "structural_tag")
+    writer = _Writer()
+    try:
+        start = writer.made(given["format"], "structural_tag.format", ())
+    except RecursionError:
+        raise ValueError("structural_tag.format: it is nested too deep") from None
+    return "\n".join([f"start: {start}", *writer.rules])
+
+
+def _triggered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Structures and triggers as a format."""
+    tags = []
+    for place, each in enumerate(given["structures"]):
+        fields = _check(each, STRUCTURE, f"structural_tag.structures[{place}]")
+        content = {"type": "json_schema", "json_schema": fields.get("schema", True)}
+        tags.append({"type": "tag", "begin": fields["begin"], "content": content, "end": fields["end"]})
+    return {"type": "triggered_tags", "triggers": given["triggers"], "tags": tags}
+
+
+def _check(given: Mapping[str, Any], fields: Mapping[str, Test], place: str) -> dict[str, Any]:
+    """The fields of an object that are given; null is the same as leaving a field out."""
+    values = {name: value for name, value in given.items() if value is not None and name != "type"}
+    names = [name.removesuffix("?") for name in fields]
+    if unknown := sorted(values.keys() - set(names)):
+        raise ValueError(f"{place}: got {_shown(unknown[0])}, expected no fields but {', '.join(names)}")
+    for name, (words, test) in fields.items():
+        own = name.removesuffix("?")
+        if own in values and not test(values[own]):
+            raise ValueError(f"{place}.{own}: got {_shown(values[own])}, expected {words}")
+        if own == name and own not in values:
+            raise ValueError(f"{place}.{own}: got nothing, expected {words}")
+    return values
+
+
+def _tag_of(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """A member of `tags`, whose type may be left out."""
+    if given.get("type", "tag") != "tag":
+        raise ValueError(f"{place}.type: got {_shown(given['type'])}, expected tag")
+    return {**_check(given, KNOWN["tag"], place), "type": "tag"}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _either(texts: Iterable[str]) -> str:
+    listed = [quoted(text) for text in texts]
+    return f"({' | '.join(listed)})" if listed else ""
+
+
+def _is_open(given: Mapping[str, Any]) -> bool:
+    """True if a format ends with free text."""
+    match given.get("type"):
+        case "any_text" | "dispatch":
+            return True
+        case "triggered_tags":
+            return not (given.get("at_least_one") and given.get("stop_after_first"))
+        case "or":
+            return any(map(_is_open, given["elements"]))
+        case "sequence":
+            return _is_open(given["elements"][-1])
+        case "optional":
+            return _is_open(given["content"])
+    return False
+
+
+class _Writer:
+    """Writes the rules of a grammar.
+
+    In every method `place` is where the format stands, for errors, and `ends` are the marks one of which follows it;
+    the result has the mark. Without `ends` nothing follows, or something that needs no mark.
+    """
+
+    def __init__(self) -> None:
+        self.rules: list[str] = []
+
+    def _rule(self, body: str, prefix: str = "r", attribute: str = "") -> str:
+        name = f"{prefix}{len(self.rules)}"
+        self.rules.append(f"{name}{attribute}: {body}")
+        return name
+
+    def made(self, given: Any, place: str, ends: Ends) -> str:
+        """The expression of a format."""
+        kind = given.get("type")
+        if not isinstance(kind, str) or kind not in KNOWN:
+            raise ValueError(f"{place}.type: got {_shown(kind)}, expected one of {', '.join(KNOWN)}")
+        fields = _check(given, KNOWN[kind], place)
+        made: str = getattr(self, f"_{kind}")(fields, place, ends)
+        return made
+
+    def _closed(self, given: Mapping[str, Any], place: str) -> str:
+        """The expression of a format after which something stands that is no mark."""
+        made = self.made(given, place, ())
+        if _is_open(given):
+            raise ValueError(f"{place}: got text without an end, expected a tag with an end, since more may follow")
+        return made
+
+    def _until(self, text: str, ends: Ends) -> str:
+        """A terminal that goes on to the first mark."""
+        return self._rule(f"{text} {_either(ends)}", attribute="[lazy]") if ends else text
+
+    def _free(self, fields: Mapping[str, Any]) -> str:
+        """The terminal of free text."""
+        most, excludes = fields.get("max_chars"), fields.get("excludes")
+        text = ANY if most is None else f"/(?s:.{{0,{most}}})/"
+        return self._rule(f"{text} & ~({ANY} {_either(excludes)} {ANY})" if excludes else text, "T")
+
+    def _const_string(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        return f"{quoted(fields['value'])} {_either(ends)}"
+
+    def _json_schema(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        return f"{self._rule(json_of(fields['json_schema']))} {_either(ends)}"
+
+    def _regex(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        pattern = SLASH.sub(lambda found: found[1] or r"\/", fields["pattern"]).replace("\n", r"\n")
+        return self._until(self._rule(f"/{pattern or '(?:)'}/", "T"), ends)
+
+    def _any_text(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        return self._until(self._free(fields), ends)
+
+    def _sequence(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        elements, parts = list(fields["elements"]), []
+        for at, each in enumerate(elements[:-1]):
+            here, after = f"{place}.elements[{at}]", elements[at + 1]
+            head = {"const_string": "value", "tag": "begin"}.get(str(after.get("type")), "")
+            mark = after.get(head)
+            if isinstance(mark, str) and mark:
+                parts.append(self.made(each, here, (mark,)))
+                elements[at + 1] = {**after, head: ""}
+            else:
+                parts.append(self._closed(each, here))
+        return " ".join([*parts, self.made(elements[-1], f"{place}.elements[{len(parts)}]", ends)])
+
+    def _or(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        elements = fields["elements"]
+        return f"({' | '.join(self.made(each, f'{place}.elements[{at}]', ends) for at, each in enumerate(elements))})"
+
+    def _tag(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        own = tuple(_several(fields["end"]))
+        begin, content = quoted(fields["begin"]), f"{place}.content"
+        made = self._closed(fields["content"], content) if own == ("",) else self.made(fields["content"], content, own)
+        return f"{begin} {made} {_either(ends)}"
+
+    def _triggered_tags(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        parts: dict[str, list[tuple[Any, str]]] = {trigger: [] for trigger in fields["triggers"]}
+        for at, tag in enumerate(fields["tags"]):
+            here = f"{place}.tags[{at}]"
+            own = _tag_of(tag, here)
+            begin = own["begin"]
+            fitting = [trigger for trigger in parts if begin.startswith(trigger)]
+            if len(fitting) != 1:
+                expected = f"one that starts with exactly one of the triggers {_shown(list(parts))}"
+                raise ValueError(f"{here}.begin: got {_shown(begin)}, expected {expected}")
+            parts[fitting[0]].append(({**own, "begin": begin.removeprefix(fitting[0])}, here))
+        if idle := [trigger for trigger, tags in parts.items() if not tags]:
+            raise ValueError(f"{place}.triggers: got {_shown(idle[0])}, expected the start of a tag's begin")
+        more, needed = not fields.get("stop_after_first"), bool(fields.get("at_least_one"))
+        return self._dispatched(self._free(fields), parts, ends, more=more, needed=needed)
+
+    def _dispatch(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        parts: dict[str, list[tuple[Any, str]]] = {}
+        for at, (trigger, content) in enumerate(fields["rules"]):
+            parts.setdefault(trigger, []).append((content, f"{place}.rules[{at}][1]"))
+        return self._dispatched(self._free(fields), parts, ends, more=fields.get("loop", True), needed=False)
+
+    def _dispatched(
+        self, text: str, parts: Mapping[str, Sequence[tuple[Any, str]]], ends: Ends, *, more: bool, needed: bool
+    ) -> str:
+        """Free text with what follows each trigger.
+
+        Args:
+            text: its terminal.
+            parts: by trigger the formats that may follow it, and where they stand.
+            more: text and further triggers may follow.
+            needed: it begins with a trigger.
+        """
+        firsts, others = [], []
+        for trigger, formats in parts.items():
+            made = [self._closed(*each) if more else self.made(*each, ends) for each in formats]
+            rest = self._rule(" | ".join(made))
+            firsts.append(f"{quoted(trigger)} {rest}")
+            others.append(f"{self._until(text, (trigger,))} {rest}")
+        first, other = f"({' | '.join(firsts)})", f"({' | '.join(others)})"
+        if more:
+            return f"{first if needed else ''} {other}* {self._until(text, ends)}"
+        return first if needed else f"({other} | {self._until(text, ends)})"
+
+    def _tags_with_separator(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        places = [f"{place}.tags[{at}]" for at in range(len(fields["tags"]))]
+        tags = [self._closed(_tag_of(*each), each[1]) for each in zip(fields["tags"], places, strict=True)]
+        tag = self._rule(" | ".join(tags))
+        several = tag if fields.get("stop_after_first") else f"{tag} ({quoted(fields['separator'])} {tag})*"
+        return f"({several}){'' if fields.get('at_least_one') else '?'} {_either(ends)}"
+
+    def _optional(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        made = self.made(fields["content"], f"{place}.content", ends)
+        return f"({made} | {_either(ends)})" if ends else f"({made})?"
+
+    def _plus(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        return f"({self._closed(fields['content'], f'{place}.content')})+ {_either(ends)}"
+
+    def _star(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        return f"({self._closed(fields['content'], f'{place}.content')})* {_either(ends)}"
+
+    def _repeat(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+        least, most = fields["min"], fields["max"]
+        if -1 < most < least:
+            raise ValueError(f"{place}.max: got {most}, expected at least min, which is {least}, or -1")
+        made = self._closed(fields["content"], f"{place}.content")
+        return f"({made}){{{least},{'' if most < 0 else most}}} {_either(ends)}"
