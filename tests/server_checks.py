@@ -84,31 +84,30 @@ def running(llm: LLM, info: Mapping[str, Any] | None = None, **settings: Any) ->
     """A server of `llm`, which ends with the block; settings are those of `ServerConfig`."""
     config = ServerConfig(**{"port": 0, "drain_seconds": 0.0, **settings})
     ready, made = threading.Event(), []
-    bound = bind(config)
+    with bind(config) as bound:
 
-    async def main() -> None:
-        server = make_server(llm, config, info or {"model": MODEL}, ready.set)
-        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        client = httpx.Client(base_url=url, timeout=60)
-        made.append(Running(url, server, llm, asyncio.get_running_loop(), client))
-        await server.serve([bound])
+        async def main() -> None:
+            server = make_server(llm, config, info or {"model": MODEL}, ready.set)
+            url = f"http://127.0.0.1:{bound[0].getsockname()[1]}"
+            client = httpx.Client(base_url=url, timeout=60)
+            made.append(Running(url, server, llm, asyncio.get_running_loop(), client))
+            await server.serve(bound)
 
-    def run() -> None:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(main())
+        def run() -> None:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(main())
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield made[0]
-    finally:
-        if thread.is_alive():
-            made[0].stop()
-        made[0].client.close()
-        thread.join(30)
-        bound.close()
-        assert not thread.is_alive()
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert ready.wait(30)
+        try:
+            yield made[0]
+        finally:
+            if thread.is_alive():
+                made[0].stop()
+            made[0].client.close()
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 class Gate:

@@ -69,12 +69,14 @@ def test_what_llama_server_means() -> None:
         "off",
         "--kv-cache-max-tokens",
         "9",
+        "--host",
+        "::1,/run/a.sock",
     ]
     passage = llama_server(said, {"LLAMA_ARG_PORT": "99", "LLAMA_ARG_TOP_K": "7", "LLAMA_ARG_TEMPERATURE": "2"})
     words = " ".join(passage.words)
     for part in ("--any-model", "--max-seq-len 256", "--served-model-name b", "--served-model-name a",
                  "--api-key k", "--api-key l", "--port 99", "--kv-cache-max-tokens 9", "--max-batch-size 2",
-                 "--cors-origin *"):  # fmt: skip
+                 "--cors-origin *", "--host ::1,/run/a.sock"):  # fmt: skip
         assert part in words
     sampling = json.loads(passage.words[passage.words.index("--default-sampling") + 1])
     assert sampling == {"temperature": 0.5, "top_k": 7, "top_p": 0.95, "min_p": 0.05}

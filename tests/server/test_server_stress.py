@@ -232,7 +232,7 @@ def test_the_command_says_that_its_engine_failed(llm: LLM, monkeypatch: pytest.M
 
     async def ask() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
-            await client.post(f"http://127.0.0.1:{bound.getsockname()[1]}/v1/completions", json=LONG)
+            await client.post(f"http://127.0.0.1:{bound[0].getsockname()[1]}/v1/completions", json=LONG)
 
     def started(message: str, *words: Any) -> None:
         if message.startswith("ready"):

@@ -83,7 +83,7 @@ def command(model: str | None, values: Chosen) -> int:
         needed = int((whole + planned.outside) * times_held(stated, 2)) // 2
     given = "host" in resolution.origins
     words = (target, *given_words(OPTIONS, values, OWN_WORDS), *(() if given else ("--host", hosts[0])))
-    address = server.host if given and server.host not in EVERY else hosts[0]
+    address = next((each for each in server.hosts if given and each not in EVERY), hosts[0])
     plan = Deployment(
         (hosts[0], hosts[1]), values["interface"], target, resolution.values["revision"], words, needed, address,
         server.port, meeting, server.api_key, server.drain_seconds + 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Thread
@@ -100,7 +100,7 @@ def command(model: str | None, values: Chosen) -> int:
     server = server_config(resolution.values)
     info = resolved(model, resolution, server)
     try:
-        from sametoken.server.listen import bind, check, leave
+        from sametoken.server.listen import bind, check
         from sametoken.server.logs import configure
 
         if server.data_parallel_size > 1:
@@ -115,19 +115,16 @@ def command(model: str | None, values: Chosen) -> int:
     for note in resolution.notes:
         LOG.warning(note)
     with bind(server) as bound:
-        try:
-            if server.data_parallel_size > 1:
-                open_one = partial(open_replica, model, resolution, server.data_parallel_size)
-                serve_replicas(open_one, bound, server, info)
-            else:
-                serve_one(model, resolution, bound, server, info)
-        finally:
-            leave(server)
+        if server.data_parallel_size > 1:
+            open_one = partial(open_replica, model, resolution, server.data_parallel_size)
+            serve_replicas(open_one, bound, server, info)
+        else:
+            serve_one(model, resolution, bound, server, info)
     return 0
 
 
 def serve_one(
-    model: str | None, resolution: Resolution, bound: socket, server: ServerConfig, info: Mapping[str, Any]
+    model: str | None, resolution: Resolution, bound: Sequence[socket], server: ServerConfig, info: Mapping[str, Any]
 ) -> None:
     """Serve with one engine; a thread imports the server while the model is loaded."""
     use_cpus(resolution.values["cpus"], resolution.values["threads"])

@@ -87,12 +87,6 @@ def _join(to: Passage) -> None:
         to.set("--cors-origin", origin)
 
 
-def _host(to: Passage, value: str, _: str) -> None:
-    first, *others = value.split(",")
-    to.set("--uds" if first.endswith(".sock") else "--host", first)
-    to.idle += [f"--host {each} (one address is served)" for each in others]
-
-
 def _key_file(to: Passage, value: str, spelling: str) -> None:
     try:
         with open(value, encoding="utf-8") as opened:
@@ -210,7 +204,7 @@ def _letters(to: Passage, value: str, spelling: str) -> None:
 
 RULES: Mapping[str, Rule] = {
     "model": noted("model"), "hf_file": noted("hf_file"), "context": _whole("context"), "parallel": _whole("parallel"),
-    "unified": _unified, "host": _host, "names": each_of("--served-model-name"), "tags": each_of("--model-tags"),
+    "unified": _unified, "names": each_of("--served-model-name"), "tags": each_of("--model-tags"),
     "keys": _keys, "key_file": _key_file, "origins": noted("origins"), "verbose": _switch("--verbose"),
     "quiet": _switch("--log-level", "error"), "jsonl": _switch("--log-format", "json"), "verbosity": _verbosity,
     "offline": variable("HF_HUB_OFFLINE", "1"), "hf_token": variable("HF_TOKEN"), "device": _device,

@@ -19,10 +19,21 @@ def _path(given: str) -> str:
     return path
 
 
+def _addresses(given: str) -> str:
+    stated = [each.strip() for each in given.split(",")]
+    if not all(stated):
+        raise ValueError("expected an address, or several with commas between them, for example 127.0.0.1,::1")
+    return ",".join(stated)
+
+
 def _collector(given: str) -> str:
     if not re.match(r"https?://[^/]", given):
         raise ValueError("expected an http:// or https:// URL of OTLP over HTTP, for example http://localhost:4318")
     return given
+
+
+def _is_path(address: str) -> bool:
+    return address.endswith(".sock")
 
 
 RootPath = Annotated[str, AfterValidator(_path)]
@@ -33,8 +44,9 @@ MOST_REPLICAS = 64
 class ServerConfig(Settings):
     """The HTTP server."""
 
-    host: str = "127.0.0.1"
-    """address to listen on; 0.0.0.0 is every interface of this machine."""
+    host: Annotated[str, AfterValidator(_addresses)] = "127.0.0.1"
+    """address to listen on, or several with commas between them; 0.0.0.0 is every interface of this machine, a path
+    that ends in .sock a Unix socket."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """port to listen on; 0 takes a free one."""
     uds: str | None = None
@@ -135,6 +147,16 @@ class ServerConfig(Settings):
     otlp_traces_endpoint: Collector | None = None
     """URL of a collector that is sent a trace of every request by OTLP over HTTP, for example http://localhost:4318;
     without it: off. Needs the extra `otel`."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Addresses of networks to listen on."""
+        return () if self.uds is not None else tuple(each for each in self.host.split(",") if not _is_path(each))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Unix sockets to listen on."""
+        return (self.uds,) if self.uds is not None else tuple(filter(_is_path, self.host.split(",")))
 
     @field_validator("default_sampling")
     @classmethod

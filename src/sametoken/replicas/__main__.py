@@ -39,7 +39,7 @@ def main() -> int:
             return 2
         tokens = llm.engine.load.pages * llm.engine.table.page_size
         try:
-            serve(llm, bound, work.config, work.info, lambda: say(method=llm.method, cache_tokens=tokens))
+            serve(llm, [bound], work.config, work.info, lambda: say(method=llm.method, cache_tokens=tokens))
         except SametokenError as error:
             print(f"error: replica {work.number}: {error}", file=sys.stderr)
             return 2

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sametoken.replicas.front import Front
 from sametoken.replicas.process import Work, leave
 from sametoken.replicas.replicas import Replicas
 from sametoken.server.exchange import ACCESS
-from sametoken.server.listen import Server, loop_factory, settings, url_of
+from sametoken.server.listen import Server, loop_factory, settings, urls_of
 from sametoken.server.threads import DaemonPool
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LOG = logging.getLogger("sametoken.server")
 
 
 def serve_replicas(
-    open_engine: Callable[[int], LLM], bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]
+    open_engine: Callable[[int], LLM], bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any]
 ) -> None:
     """Serve until a signal ends it.
 
@@ -55,13 +55,15 @@ def serve_replicas(
             Path(directory).rmdir()
 
 
-async def _serve(replicas: Replicas, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any]) -> None:
+async def _serve(
+    replicas: Replicas, bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any]
+) -> None:
     asyncio.get_running_loop().set_default_executor(DaemonPool())
     ACCESS.setLevel(logging.NOTSET if config.access_log else logging.CRITICAL)
     try:
         method = await replicas.start()
         ready = (
-            f"ready: {url_of(bound, config)}, model {info['model']}, method {method}, {len(replicas.states)} replicas"
+            f"ready: {urls_of(bound, config)}, model {info['model']}, method {method}, {len(replicas.states)} replicas"
         )
 
         def started() -> None:
@@ -69,7 +71,7 @@ async def _serve(replicas: Replicas, bound: socket.socket, config: ServerConfig,
 
         server = Server(settings(Front(replicas, config), config), replicas.drain, config.drain_seconds, started)
         replicas.on_failure = server.fail
-        await server.serve([bound])
+        await server.serve([*bound])
     finally:
         await replicas.close()
     if replicas.failure is not None:

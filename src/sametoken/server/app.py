@@ -57,7 +57,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     config = worker.config
     if config.api_key:
         app.add_middleware(BearerKeys, keys=config.api_key, refused=worker.count)
-    elif config.uds is None and is_loopback(config.host):
+    elif config.hosts and all(map(is_loopback, config.hosts)):
         app.add_middleware(KnownHosts, names=config.allowed_host, refused=worker.count)
     if config.cors_origin:
         # The outermost, since a browser's preflight carries no key.

@@ -14,8 +14,8 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,21 +58,35 @@ def check(config: ServerConfig) -> None:
         ) from error
 
 
-def bind(config: ServerConfig) -> socket.socket:
-    """The address, taken before the model is loaded: a port in use is found out at once. Not listening yet.
+@contextmanager
+def bind(config: ServerConfig) -> Generator[list[socket.socket], None, None]:
+    """The addresses, taken before the model is loaded: a port in use is found out at once. Not listening yet.
 
     Raises:
-        ConfigError: the address cannot be had.
+        ConfigError: an address cannot be had.
     """
-    if config.uds is not None:
-        return _bind_path(config.uds)
+    port, several = config.port, len(config.hosts) > 1
+    with ExitStack() as open_ones:
+        bound = []
+        for host in config.hosts:
+            bound.append(open_ones.enter_context(_bind_host(host, port, several)))
+            port = bound[-1].getsockname()[1]  # a free one that was taken is that of all addresses
+        for path in config.paths:
+            bound.append(open_ones.enter_context(_bind_path(path)))
+            open_ones.callback(Path(path).unlink, missing_ok=True)
+        yield bound
+
+
+def _bind_host(host: str, port: int, several: bool) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         bound = socket.socket(family, kind, protocol)
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if several and family == socket.AF_INET6:  # :: leaves IPv4 to the other addresses
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             bound.bind(address)
         except OSError:
             bound.close()
@@ -80,8 +94,7 @@ def bind(config: ServerConfig) -> socket.socket:
     except (OSError, UnicodeError) as error:  # UnicodeError: a name that no host can have
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port or "
-            "--host, or stop what uses it"
+            f"cannot listen on {host} port {port}: {reason}; choose another --port or --host, or stop what uses it"
         ) from error
     return bound
 
@@ -98,22 +111,20 @@ def _bind_path(path: str) -> socket.socket:
     except OSError as error:
         bound.close()
         reason = error.strerror or error
-        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --uds, or stop what uses it") from error
+        raise ConfigError(f"cannot listen on {path}: {reason}; choose another path, or stop what uses it") from error
     return bound
 
 
-def leave(config: ServerConfig) -> None:
-    """Remove the file of a Unix socket that nobody listens on any more."""
-    if config.uds is not None and Path(config.uds).is_socket():
-        Path(config.uds).unlink()
-
-
-def url_of(bound: socket.socket, config: ServerConfig) -> str:
-    """URL of the server for clients; unix:PATH for a Unix socket."""
-    if bound.family == socket.AF_UNIX:
-        return f"unix:{config.uds}"
-    host, port = bound.getsockname()[:2]
+def urls_of(bound: Sequence[socket.socket], config: ServerConfig) -> str:
+    """URLs of the server for clients, with commas between them; unix:PATH for a Unix socket."""
     scheme = "http" if config.ssl_certfile is None else "https"
+    return ", ".join(_url_of(each.getsockname(), scheme) for each in bound)
+
+
+def _url_of(address: str | tuple[Any, ...], scheme: str) -> str:
+    if isinstance(address, str):
+        return f"unix:{address}"
+    host, port = address[:2]
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

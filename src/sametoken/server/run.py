@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import uvicorn
@@ -17,7 +17,7 @@ from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.options.server import ServerConfig
 from sametoken.server.app import build_app
 from sametoken.server.exchange import ACCESS, Exchanges
-from sametoken.server.listen import Server, loop_factory, settings, url_of
+from sametoken.server.listen import Server, loop_factory, settings, urls_of
 from sametoken.server.metrics import Metrics
 from sametoken.server.threads import DaemonPool
 from sametoken.server.traces import Traces, exporter_of
@@ -44,7 +44,7 @@ class EngineServer(Server):
 
 def serve(
     llm: LLM,
-    bound: socket.socket,
+    bound: Sequence[socket.socket],
     config: ServerConfig,
     info: Mapping[str, Any],
     started: Callable[[], None] | None = None,
@@ -66,7 +66,7 @@ def serve(
         llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True, speculative=fixed))
 
     def ready() -> None:
-        url = url_of(bound, config)
+        url = urls_of(bound, config)
         LOG.info(f"ready: {url}, model {info['model']}, method {llm.method}; the page there is the playground")
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -74,12 +74,12 @@ def serve(
 
 
 async def _serve(
-    llm: LLM, bound: socket.socket, config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]
+    llm: LLM, bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]
 ) -> None:
-    trusted = "*" if bound.family == socket.AF_UNIX else None  # only the front reaches it there
+    trusted = "*" if all(each.family == socket.AF_UNIX for each in bound) else None  # only a front reaches them
     server = make_server(llm, config, info, started, trusted)
     try:
-        await server.serve([bound])
+        await server.serve([*bound])
     finally:
         await server.worker.engine.close()
     if isinstance(failure := server.worker.engine.failure, EngineError):
