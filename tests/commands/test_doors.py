@@ -100,6 +100,9 @@ def test_what_vllm_means() -> None:
         assert part in words
     assert passage.idle[0] == "--seed 0"
     assert any("compilation" in each for each in passage.idle)
+    assert "--no-enable-request-id-headers" in passage.words
+    assert "--no-enable-request-id-headers" not in vllm(["m", "--enable-request-id-headers"], {}).words
+    assert "--no-enable-request-id-headers" in vllm(["m", "--disable-request-id-headers"], {}).words
 
 
 @pytest.mark.parametrize("words", [["-ag"], ["--lora", "x"], ["-c", "much"], ["--temp", "warm"], ["--port"]])

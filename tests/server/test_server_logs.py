@@ -127,6 +127,13 @@ def test_ids_are_made_and_differ(served: Running) -> None:
     assert len(set(ids)) == 3
 
 
+def test_answers_name_no_request_where_they_shall_not(tiny_pair: Pair) -> None:
+    with running(LLM(tiny_pair.target), enable_request_id_headers=False) as server:
+        for answer in (server.get("/health"), server.get("/nowhere"), server.post("/v1/completions", ASKED)):
+            assert "x-request-id" not in answer.headers
+            assert "x-request-id" not in server.get("/health", headers={"X-Request-Id": "mine"}).headers
+
+
 def test_errors_are_logged_with_the_id_and_not_told(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ValueError(FORGED)

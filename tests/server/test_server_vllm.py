@@ -130,6 +130,16 @@ def test_the_whole_vocabulary_is_told_for_few_tokens(served: Running, monkeypatc
         assert (refused.json()["error"]["param"], "at most 3 tokens" in refused.text) == (name, True)
 
 
+def test_errors_have_the_words_that_clients_of_vllm_look_for(served: Running) -> None:
+    for seed, word in ((-(2**63) - 1, "greater_than_equal"), (2**63, "less_than_equal")):
+        error = served.post("/v1/chat/completions", {**CHAT, "seed": seed}).json()["error"]
+        assert (error["code"], error["message"].endswith(f" ({word})")) == (word, True)
+    error = served.post("/v1/completions", {**TEXT, "prompt": None, "prompt_embeds": []}).json()["error"]
+    assert error["param"] == "prompt_embeds"
+    assert "Either prompt or prompt_embeds must be provided and non-empty." in error["message"]
+    assert replied(served, {**TEXT, "prompt_embeds": None}, "/v1/completions")
+
+
 def test_an_error_about_a_token_id_names_the_size_of_the_vocabulary(served: Running) -> None:
     size = served.llm.config.vocab_size
     refused = served.post("/v1/chat/completions", {**CHAT, "logit_bias": {str(size + 1): 1.0}})

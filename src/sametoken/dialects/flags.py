@@ -86,7 +86,7 @@ OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
                 "gpu_memory_utilization:float",
             CALLS: "enable_auto_tool_choice=true",
             NOT_LOGGED: "disable_log_requests=true enable_log_requests=false",
-            ALWAYS: "enable_request_id_headers=true enable_server_load_tracking=true",
+            ALWAYS: "enable_server_load_tracking=true",
             METRICS: "disable_log_stats:bool",
         },
         {

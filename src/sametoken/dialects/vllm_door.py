@@ -56,6 +56,8 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
     if "--uds" not in to.words:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])
+    if "--enable-request-id-headers" not in to.words:
+        to.set("--no-enable-request-id-headers")
     for origin in _origins(to.seen["origins"]):
         to.set("--cors-origin", origin)
     to.finish()

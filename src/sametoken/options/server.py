@@ -144,6 +144,8 @@ class ServerConfig(Settings):
     """whether the log has lines of text, or a JSON object per line."""
     access_log: bool = True
     """log a line per request; successful probes of health and metrics are at level debug."""
+    enable_request_id_headers: bool = True
+    """have the id of its request in the header X-Request-Id of every answer."""
     otlp_traces_endpoint: Collector | None = None
     """URL of a collector that is sent a trace of every request by OTLP over HTTP, for example http://localhost:4318;
     without it: off. Needs the extra `otel`."""

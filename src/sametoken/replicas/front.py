@@ -56,7 +56,8 @@ class Front:
                 raise
             answer = reply(error if isinstance(error, ApiError) else stopping(), scope["path"])
         if answer is not None:
-            answer.headers.append(ID_HEADER.decode(), exchange.id)
+            if self._config.enable_request_id_headers:
+                answer.headers.append(ID_HEADER.decode(), exchange.id)
             app: ASGIApp = answer
             if self._config.cors_origin:
                 app = Origins(answer, self._config)

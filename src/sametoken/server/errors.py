@@ -220,8 +220,8 @@ def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiEr
                 return ApiError(400, shorten(said), param=own.field)
             if not where:  # about several fields together, which it names
                 return ApiError(400, shorten(said))
-            code = None if own is not None else problem["type"]  # pydantic's word, as vLLM's messages have it
-            words = f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}"
+            code = None if own is not None else problem["type"]  # pydantic's word, which vLLM's messages have
+            words = f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}{f' ({code})' if code else ''}"
             return ApiError(400, words, param=where, code=code)
 
 

@@ -1,6 +1,6 @@
 """One request and its answer: an id, a line in the access log, a trace, and an answer even where the server ends.
 
-The id is the client's X-Request-Id, or made; it is in the answer's header and in every log line of the request.
+The id is the client's X-Request-Id, or made; it is in every log line of the request, and in the answer's header.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sametoken.options.server import ServerConfig
 from sametoken.server.errors import CLIENT_GONE, reply, stopping
 
 if TYPE_CHECKING:
@@ -87,12 +88,13 @@ class Exchanges:
 
     Args:
         app: what answers.
-        root_path: taken off the front of paths that begin with it.
+        config: its root path is taken off the front of paths; it says whether an answer has the id.
         traces: hears of complete exchanges, None for nobody.
     """
 
-    def __init__(self, app: ASGIApp, root_path: str = "", traces: Recorder | None = None) -> None:
-        self._app, self._root, self._traces = app, root_path, traces
+    def __init__(self, app: ASGIApp, config: ServerConfig, traces: Recorder | None = None) -> None:
+        self._app, self._root, self._traces = app, config.root_path, traces
+        self._named = config.enable_request_id_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         without_root(scope, self._root)
@@ -102,7 +104,8 @@ class Exchanges:
         async def noted(message: Message) -> None:
             if not exchange.status:
                 exchange.status = message["status"]
-                message["headers"] = [*message["headers"], (ID_HEADER, exchange.id.encode())]
+                if self._named:
+                    message["headers"] = [*message["headers"], (ID_HEADER, exchange.id.encode())]
             await send(message)
 
         try:
@@ -128,7 +131,7 @@ def without_root(scope: Scope, root: str) -> None:
 
 def new_id() -> str:
     """An id for a request that brought none."""
-    return f"req-{secrets.token_hex(12)}"
+    return f"req-{secrets.token_hex(14)}"
 
 
 def named_client(address: tuple[str, int] | None) -> str:

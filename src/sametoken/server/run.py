@@ -104,5 +104,5 @@ def make_server(
     ACCESS.setLevel(logging.NOTSET if config.access_log else logging.CRITICAL)
     endpoint = config.otlp_traces_endpoint
     traces = Traces(exporter_of(endpoint), names[0]) if endpoint is not None else None
-    app = Exchanges(build_app(worker, names, info), config.root_path, traces)
+    app = Exchanges(build_app(worker, names, info), config, traces)
     return EngineServer(settings(app, config, trusted), worker, started, traces)

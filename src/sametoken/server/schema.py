@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
 from pydantic.config import JsonDict
 
 from sametoken.errors import RequestError
@@ -276,9 +276,18 @@ def sampling_values(body: Body, **own: Any) -> dict[str, Any]:
     return {**values, "speculative": speculative} if speculative else values
 
 
+def _no_embeds(given: Any) -> Any:
+    if given is not None:
+        words = "and a prompt of text or token ids (Either prompt or prompt_embeds must be provided and non-empty.)"
+        raise ValueError(f"expected null {words}")
+    return given
+
+
 class CompletionRequest(Generation):
     """The body of POST /v1/completions."""
 
+    prompt_embeds: Annotated[Any, AfterValidator(_no_embeds), WithJsonSchema({"type": "null"})] = None
+    """only null: a prompt is text or token ids."""
     prompt: Prompts
     """text, texts, token ids or lists of them; each is completed `n` times."""
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
