@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import llguidance
@@ -107,11 +108,14 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]  # fmt: skip
 
 
+SPECIAL = ("<|call|>", "<｜end▁of▁call｜>", "[CALL]")
+
+
 class Bytes:
     """A vocabulary of single bytes, for llguidance."""
 
-    bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
+    bos_token_id, eos_token_id, special_token_ids = None, 256, (256, *range(257, 257 + len(SPECIAL)))
+    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>", *(text.encode() for text in SPECIAL))
 
     def __call__(self, piece: bytes | str) -> list[int]:
         return list(piece.encode() if isinstance(piece, str) else piece)
@@ -119,13 +123,14 @@ class Bytes:
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Any:
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=257)
+    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(Bytes()), n_vocab=257 + len(SPECIAL))
 
 
 def accepts(vocabulary: Any, grammar: str, text: str) -> bool:
     matcher = llguidance.LLMatcher(vocabulary, llguidance.LLMatcher.grammar_from_lark(grammar), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
-    ids = list(text.encode())
+    pieces = re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text)
+    ids = [id for at, piece in enumerate(pieces) for id in ([257 + SPECIAL.index(piece)] if at % 2 else piece.encode())]
     return bool(matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting())
 
 
@@ -134,6 +139,17 @@ def test_texts_of_a_tag(vocabulary: Any, form: dict[str, Any], within: list[str]
     grammar = lark_of({"type": "structural_tag", "format": form})
     assert [text for text in within if not accepts(vocabulary, grammar, text)] == []
     assert [text for text in without if accepts(vocabulary, grammar, text)] == []
+
+
+def test_a_special_token_in_a_mark_is_that_token(vocabulary: Any) -> None:
+    call, end = SPECIAL[:2]
+    parts = [tag(f"{call}a:", ANY, [end, f"\n{call}"]), tag("<f>", AB, "</f>")]
+    grammar = lark_of({"format": triggered([call, "<f"], *parts)}, SPECIAL)
+    within = ["", "hi", f"hi{call}a:x{end}ho", f"{call}a:x\ny\n{call}<f>ab</f>{call}a:{end}"]
+    without = [f"hi{end}", f"hi{call}b:", f"{call}a:x{call}", "<f>x", f"{call}a:x", f"{call}a:x\ny{call}"]
+    assert [text for text in within if not accepts(vocabulary, grammar, text)] == []
+    assert [text for text in without if accepts(vocabulary, grammar, text)] == []
+    assert "[CALL]" not in lark_of({"format": tag("[CALL]", AB, "")}, SPECIAL).replace('"[CALL]"', "")
 
 
 def test_structures_and_triggers_are_triggered_tags() -> None:

@@ -67,6 +67,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._special = [tokenizer.token_text(token) for token in tokenizer.special_ids if token < vocab_size]
         self._words: Any = None
         self._lock = threading.Lock()
         # Compiling takes at most half of the cores from the engine, however many grammars come at once.
@@ -112,9 +113,8 @@ class Grammars:
             with self._lock:
                 known, found = key in self._tried, self._tried.get(key)
             if not known:
-                special = [self._tokenizer.token_text(token) for token in self._tokenizer.special_ids]
                 try:
-                    found = trial(spelled, special, self._vocab_size)
+                    found = trial(spelled, self._special, self._vocab_size)
                 except OSError as error:
                     words = f"no process could be started to try the grammar ({error.strerror})"
                     raise RequestError(words, field="structured_outputs", advice="try again later") from error
@@ -127,7 +127,10 @@ class Grammars:
             raise _refusal(found)
 
     def _compiled(self, library: Any, asked: Mapping[str, Any]) -> TokenGrammar:
-        made, limits = source(library.LLMatcher, asked), library.LLParserLimits(verbose_errors=False, **LIMITS)
+        made, limits = (
+            source(library.LLMatcher, asked, self._special),
+            library.LLParserLimits(verbose_errors=False, **LIMITS),
+        )
         matcher = library.LLMatcher(self._words, made, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refusal(matcher.get_error())

@@ -44,12 +44,13 @@ def needs_trial(spelled: str) -> bool:
     return len(spelled) > SMALL or any(sign in spelled for sign in CONJUNCTIONS)
 
 
-def source(matcher: Any, asked: Mapping[str, Any]) -> str:
+def source(matcher: Any, asked: Mapping[str, Any], special: Sequence[str]) -> str:
     """Grammar in llguidance's own notation.
 
     Args:
         matcher: llguidance's class.
         asked: the fields of `StructuredOutputs`.
+        special: texts of the model's special tokens.
     """
     if asked["json_object"]:
         made = matcher.grammar_from_json_schema({"type": "object"}, JSON_FORM)
@@ -60,7 +61,7 @@ def source(matcher: Any, asked: Mapping[str, Any]) -> str:
     elif asked["choice"] is not None:
         made = matcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked["choice"]))
     elif asked["structural_tag"] is not None:
-        made = matcher.grammar_from_lark(lark_of(asked["structural_tag"]))
+        made = matcher.grammar_from_lark(lark_of(asked["structural_tag"], special))
     else:
         made = matcher.grammar_from_lark(asked["grammar"])
     return str(made)
@@ -77,7 +78,7 @@ def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
     Raises:
         OSError: the process could not be started.
     """
-    named = [text for text in special if text in spelled]
+    named = [text for text in special if json.dumps(text)[1:-1] in spelled]
     given = json.dumps({"grammar": spelled, "special": named, "vocab_size": vocab_size if "<[" in spelled else 0})
     command = [sys.executable, "-c", START, *sys.path]
     try:
@@ -125,7 +126,9 @@ def _tried(library: Any, given: Mapping[str, Any]) -> str | None:
         asked = json.loads(given["grammar"])
         tokens = _vocabulary(library, given["special"], given["vocab_size"])
         limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
-        matcher = library.LLMatcher(tokens, source(library.LLMatcher, asked), log_level=0, limits=limits)
+        matcher = library.LLMatcher(
+            tokens, source(library.LLMatcher, asked, given["special"]), log_level=0, limits=limits
+        )
         if not matcher.is_error():
             matcher.compute_bitmask()
             matcher.compute_ff_bytes()

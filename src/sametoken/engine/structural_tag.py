@@ -2,7 +2,8 @@
 parts of a required form.
 
 Free text ends at the first mark that stands after it (a lazy rule of llguidance). So text that stands before something
-else needs a mark there; where there is none the tag is refused.
+else needs a mark there; where there is none the tag is refused. A special token within a mark is that token, which
+is never a part of free text.
 
 This module imports neither torch nor pydantic: `engine.grammar_trial` uses it.
 """
@@ -18,6 +19,7 @@ from typing import Any
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 ANY = "/(?s:.*)/"
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)
+NAMED = re.compile(r"<[^<>\s]+>")  # special tokens that Lark can name
 
 Ends = tuple[str, ...]
 Test = tuple[str, Callable[[Any], bool]]
@@ -97,11 +99,12 @@ def json_of(schema: Mapping[str, Any] | bool) -> str:
     return f"%json {json.dumps({**spelled, 'x-guidance': JSON_FORM})}"
 
 
-def lark_of(asked: Mapping[str, Any]) -> str:
+def lark_of(asked: Mapping[str, Any], special: Iterable[str] = ()) -> str:
     """The grammar of a structural tag.
 
     Args:
         asked: has `format`, or `structures` and `triggers` as in older releases of vLLM.
+        special: texts of the model's special tokens.
 
     Raises:
         ValueError: it is no structural tag, or text in it has no end.
@@ -113,7 +116,7 @@ def lark_of(asked: Mapping[str, Any]) -> str:
         _check(given, LEGACY, "structural_tag")
         given = {"format": _triggered(given)}
     _check(given, {"format": FORMAT}, "structural_tag")
-    writer = _Writer()
+    writer = _Writer(special)
     try:
         start = writer.made(given["format"], "structural_tag.format", ())
     except RecursionError:
@@ -158,8 +161,8 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _either(texts: Iterable[str]) -> str:
-    listed = [quoted(text) for text in texts]
+def _either(ways: Iterable[str]) -> str:
+    listed = [*ways]
     return f"({' | '.join(listed)})" if listed else ""
 
 
@@ -186,8 +189,10 @@ class _Writer:
     the result has the mark. Without `ends` nothing follows, or something that needs no mark.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, special: Iterable[str]) -> None:
         self.rules: list[str] = []
+        named = sorted(filter(NAMED.fullmatch, special), key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, named)) or '(?!)'})")
 
     def _rule(self, body: str, prefix: str = "r", attribute: str = "") -> str:
         name = f"{prefix}{len(self.rules)}"
@@ -210,21 +215,39 @@ class _Writer:
             raise ValueError(f"{place}: got text without an end, expected a tag with an end, since more may follow")
         return made
 
+    def _mark(self, text: str) -> str:
+        """The expression of a text."""
+        parts = self._special.split(text)  # those at odd places are special tokens
+        return " ".join(part if at % 2 else quoted(part) for at, part in enumerate(parts))
+
+    def _end(self, ends: Ends) -> str:
+        """The expression of one of these marks, nothing if there are none."""
+        return _either(map(self._mark, ends))
+
     def _until(self, text: str, ends: Ends) -> str:
-        """A terminal that goes on to the first mark."""
-        return self._rule(f"{text} {_either(ends)}", attribute="[lazy]") if ends else text
+        """The expression of a terminal that goes on to the first mark."""
+        plain, ways = [], []
+        for end in ends:
+            head, *token = self._special.split(end, maxsplit=1)
+            if token:
+                ways.append(f"{self._rule(f'{text} {quoted(head)}', 'T')} {token[0]} {self._mark(token[1])}")
+            else:
+                plain.append(quoted(end))
+        if plain:
+            ways.append(self._rule(f"{text} {_either(plain)}", attribute="[lazy]"))
+        return _either(ways) or text
 
     def _free(self, fields: Mapping[str, Any]) -> str:
         """The terminal of free text."""
         most, excludes = fields.get("max_chars"), fields.get("excludes")
         text = ANY if most is None else f"/(?s:.{{0,{most}}})/"
-        return self._rule(f"{text} & ~({ANY} {_either(excludes)} {ANY})" if excludes else text, "T")
+        return self._rule(f"{text} & ~({ANY} {_either(map(quoted, excludes))} {ANY})" if excludes else text, "T")
 
     def _const_string(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"{quoted(fields['value'])} {_either(ends)}"
+        return f"{self._mark(fields['value'])} {self._end(ends)}"
 
     def _json_schema(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"{self._rule(json_of(fields['json_schema']))} {_either(ends)}"
+        return f"{self._rule(json_of(fields['json_schema']))} {self._end(ends)}"
 
     def _regex(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
         pattern = SLASH.sub(lambda found: found[1] or r"\/", fields["pattern"]).replace("\n", r"\n")
@@ -252,9 +275,9 @@ class _Writer:
 
     def _tag(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
         own = tuple(_several(fields["end"]))
-        begin, content = quoted(fields["begin"]), f"{place}.content"
+        begin, content = self._mark(fields["begin"]), f"{place}.content"
         made = self._closed(fields["content"], content) if own == ("",) else self.made(fields["content"], content, own)
-        return f"{begin} {made} {_either(ends)}"
+        return f"{begin} {made} {self._end(ends)}"
 
     def _triggered_tags(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
         parts: dict[str, list[tuple[Any, str]]] = {trigger: [] for trigger in fields["triggers"]}
@@ -293,7 +316,7 @@ class _Writer:
         for trigger, formats in parts.items():
             made = [self._closed(*each) if more else self.made(*each, ends) for each in formats]
             rest = self._rule(" | ".join(made))
-            firsts.append(f"{quoted(trigger)} {rest}")
+            firsts.append(f"{self._mark(trigger)} {rest}")
             others.append(f"{self._until(text, (trigger,))} {rest}")
         first, other = f"({' | '.join(firsts)})", f"({' | '.join(others)})"
         if more:
@@ -304,22 +327,22 @@ class _Writer:
         places = [f"{place}.tags[{at}]" for at in range(len(fields["tags"]))]
         tags = [self._closed(_tag_of(*each), each[1]) for each in zip(fields["tags"], places, strict=True)]
         tag = self._rule(" | ".join(tags))
-        several = tag if fields.get("stop_after_first") else f"{tag} ({quoted(fields['separator'])} {tag})*"
-        return f"({several}){'' if fields.get('at_least_one') else '?'} {_either(ends)}"
+        several = tag if fields.get("stop_after_first") else f"{tag} ({self._mark(fields['separator'])} {tag})*"
+        return f"({several}){'' if fields.get('at_least_one') else '?'} {self._end(ends)}"
 
     def _optional(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
         made = self.made(fields["content"], f"{place}.content", ends)
-        return f"({made} | {_either(ends)})" if ends else f"({made})?"
+        return f"({made} | {self._end(ends)})" if ends else f"({made})?"
 
     def _plus(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"({self._closed(fields['content'], f'{place}.content')})+ {_either(ends)}"
+        return f"({self._closed(fields['content'], f'{place}.content')})+ {self._end(ends)}"
 
     def _star(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"({self._closed(fields['content'], f'{place}.content')})* {_either(ends)}"
+        return f"({self._closed(fields['content'], f'{place}.content')})* {self._end(ends)}"
 
     def _repeat(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
         least, most = fields["min"], fields["max"]
         if -1 < most < least:
             raise ValueError(f"{place}.max: got {most}, expected at least min, which is {least}, or -1")
         made = self._closed(fields["content"], f"{place}.content")
-        return f"({made}){{{least},{'' if most < 0 else most}}} {_either(ends)}"
+        return f"({made}){{{least},{'' if most < 0 else most}}} {self._end(ends)}"
