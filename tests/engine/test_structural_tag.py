@@ -72,6 +72,7 @@ CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (tag("<a>", ANY, ["</a>", "</b>"]), ["<a>x</a>", "<a>x</b>"], ["<a>x</c>"]),
     (tag("<a>", const("x"), ""), ["<a>x"], ["<a>"]),
     (of("sequence", elements=[ANY, const("END")]), ["END", "aEND"], ["a", "aEN"]),
+    (of("sequence", elements=[of("regex", pattern="a|b"), const("b"), SHORT]), ["bb<a></a>"], ["bbb<a></a>"]),
     (
         of("sequence", elements=[AB, of("or", elements=[const("x"), const("y")]), of("optional", content=const("z"))]),
         ["abx", "aby", "abxz"],

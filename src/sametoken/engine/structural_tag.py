@@ -21,7 +21,7 @@ ANY = "/(?s:.*)/"
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 NAMED = re.compile(r"<[^<>\s]+>")  # special tokens that Lark can name
 
-Ends = tuple[str, ...]
+Marks = tuple[str, ...]
 Test = tuple[str, Callable[[Any], bool]]
 
 
@@ -183,10 +183,10 @@ def _is_open(given: Mapping[str, Any]) -> bool:
 
 
 class _Writer:
-    """Writes the rules of a grammar.
+    """Writer of the rules of a grammar.
 
-    In every method `place` is where the format stands, for errors, and `ends` are the marks one of which follows it;
-    the result has the mark. Without `ends` nothing follows, or something that needs no mark.
+    In every method `place` is where the format stands, for errors, and `marks` are the marks one of which follows it;
+    the result has the mark. Without `marks` nothing follows, or something that needs no mark.
     """
 
     def __init__(self, special: Iterable[str]) -> None:
@@ -199,13 +199,13 @@ class _Writer:
         self.rules.append(f"{name}{attribute}: {body}")
         return name
 
-    def made(self, given: Any, place: str, ends: Ends) -> str:
+    def made(self, given: Any, place: str, marks: Marks) -> str:
         """The expression of a format."""
         kind = given.get("type")
         if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(f"{place}.type: got {_shown(kind)}, expected one of {', '.join(KNOWN)}")
         fields = _check(given, KNOWN[kind], place)
-        made: str = getattr(self, f"_{kind}")(fields, place, ends)
+        made: str = getattr(self, f"_{kind}")(fields, place, marks)
         return made
 
     def _closed(self, given: Mapping[str, Any], place: str) -> str:
@@ -220,14 +220,14 @@ class _Writer:
         parts = self._special.split(text)  # those at odd places are special tokens
         return " ".join(part if at % 2 else quoted(part) for at, part in enumerate(parts))
 
-    def _end(self, ends: Ends) -> str:
+    def _one_of(self, marks: Marks) -> str:
         """The expression of one of these marks, nothing if there are none."""
-        return _either(map(self._mark, ends))
+        return _either(map(self._mark, marks))
 
-    def _until(self, text: str, ends: Ends) -> str:
+    def _until(self, text: str, marks: Marks) -> str:
         """The expression of a terminal that goes on to the first mark."""
         plain, ways = [], []
-        for end in ends:
+        for end in marks:
             head, *token = self._special.split(end, maxsplit=1)
             if token:
                 ways.append(f"{self._rule(f'{text} {quoted(head)}', 'T')} {token[0]} {self._mark(token[1])}")
@@ -243,23 +243,23 @@ class _Writer:
         text = ANY if most is None else f"/(?s:.{{0,{most}}})/"
         return self._rule(f"{text} & ~({ANY} {_either(map(quoted, excludes))} {ANY})" if excludes else text, "T")
 
-    def _const_string(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"{self._mark(fields['value'])} {self._end(ends)}"
+    def _const_string(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        return f"{self._mark(fields['value'])} {self._one_of(marks)}"
 
-    def _json_schema(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"{self._rule(json_of(fields['json_schema']))} {self._end(ends)}"
+    def _json_schema(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        return f"{self._rule(json_of(fields['json_schema']))} {self._one_of(marks)}"
 
-    def _regex(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _regex(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         pattern = SLASH.sub(lambda found: found[1] or r"\/", fields["pattern"]).replace("\n", r"\n")
-        return self._until(self._rule(f"/{pattern or '(?:)'}/", "T"), ends)
+        return self._until(self._rule(f"/{pattern or '(?:)'}/", "T"), marks)
 
-    def _any_text(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return self._until(self._free(fields), ends)
+    def _any_text(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        return self._until(self._free(fields), marks)
 
-    def _sequence(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _sequence(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         elements, parts = list(fields["elements"]), []
-        for at, each in enumerate(elements[:-1]):
-            here, after = f"{place}.elements[{at}]", elements[at + 1]
+        for at in range(len(elements) - 1):
+            here, each, after = f"{place}.elements[{at}]", *elements[at : at + 2]
             head = {"const_string": "value", "tag": "begin"}.get(str(after.get("type")), "")
             mark = after.get(head)
             if isinstance(mark, str) and mark:
@@ -267,19 +267,19 @@ class _Writer:
                 elements[at + 1] = {**after, head: ""}
             else:
                 parts.append(self._closed(each, here))
-        return " ".join([*parts, self.made(elements[-1], f"{place}.elements[{len(parts)}]", ends)])
+        return " ".join([*parts, self.made(elements[-1], f"{place}.elements[{len(parts)}]", marks)])
 
-    def _or(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _or(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         elements = fields["elements"]
-        return f"({' | '.join(self.made(each, f'{place}.elements[{at}]', ends) for at, each in enumerate(elements))})"
+        return f"({' | '.join(self.made(each, f'{place}.elements[{at}]', marks) for at, each in enumerate(elements))})"
 
-    def _tag(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _tag(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         own = tuple(_several(fields["end"]))
         begin, content = self._mark(fields["begin"]), f"{place}.content"
         made = self._closed(fields["content"], content) if own == ("",) else self.made(fields["content"], content, own)
-        return f"{begin} {made} {self._end(ends)}"
+        return f"{begin} {made} {self._one_of(marks)}"
 
-    def _triggered_tags(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _triggered_tags(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         parts: dict[str, list[tuple[Any, str]]] = {trigger: [] for trigger in fields["triggers"]}
         for at, tag in enumerate(fields["tags"]):
             here = f"{place}.tags[{at}]"
@@ -293,16 +293,16 @@ class _Writer:
         if idle := [trigger for trigger, tags in parts.items() if not tags]:
             raise ValueError(f"{place}.triggers: got {_shown(idle[0])}, expected the start of a tag's begin")
         more, needed = not fields.get("stop_after_first"), bool(fields.get("at_least_one"))
-        return self._dispatched(self._free(fields), parts, ends, more=more, needed=needed)
+        return self._dispatched(self._free(fields), parts, marks, more=more, needed=needed)
 
-    def _dispatch(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _dispatch(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         parts: dict[str, list[tuple[Any, str]]] = {}
         for at, (trigger, content) in enumerate(fields["rules"]):
             parts.setdefault(trigger, []).append((content, f"{place}.rules[{at}][1]"))
-        return self._dispatched(self._free(fields), parts, ends, more=fields.get("loop", True), needed=False)
+        return self._dispatched(self._free(fields), parts, marks, more=fields.get("loop", True), needed=False)
 
     def _dispatched(
-        self, text: str, parts: Mapping[str, Sequence[tuple[Any, str]]], ends: Ends, *, more: bool, needed: bool
+        self, text: str, parts: Mapping[str, Sequence[tuple[Any, str]]], marks: Marks, *, more: bool, needed: bool
     ) -> str:
         """Free text with what follows each trigger.
 
@@ -314,35 +314,35 @@ class _Writer:
         """
         firsts, others = [], []
         for trigger, formats in parts.items():
-            made = [self._closed(*each) if more else self.made(*each, ends) for each in formats]
+            made = [self._closed(*each) if more else self.made(*each, marks) for each in formats]
             rest = self._rule(" | ".join(made))
             firsts.append(f"{self._mark(trigger)} {rest}")
             others.append(f"{self._until(text, (trigger,))} {rest}")
         first, other = f"({' | '.join(firsts)})", f"({' | '.join(others)})"
         if more:
-            return f"{first if needed else ''} {other}* {self._until(text, ends)}"
-        return first if needed else f"({other} | {self._until(text, ends)})"
+            return f"{first if needed else ''} {other}* {self._until(text, marks)}"
+        return first if needed else f"({other} | {self._until(text, marks)})"
 
-    def _tags_with_separator(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _tags_with_separator(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         places = [f"{place}.tags[{at}]" for at in range(len(fields["tags"]))]
         tags = [self._closed(_tag_of(*each), each[1]) for each in zip(fields["tags"], places, strict=True)]
         tag = self._rule(" | ".join(tags))
         several = tag if fields.get("stop_after_first") else f"{tag} ({self._mark(fields['separator'])} {tag})*"
-        return f"({several}){'' if fields.get('at_least_one') else '?'} {self._end(ends)}"
+        return f"({several}){'' if fields.get('at_least_one') else '?'} {self._one_of(marks)}"
 
-    def _optional(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        made = self.made(fields["content"], f"{place}.content", ends)
-        return f"({made} | {self._end(ends)})" if ends else f"({made})?"
+    def _optional(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        made = self.made(fields["content"], f"{place}.content", marks)
+        return f"({made} | {self._one_of(marks)})" if marks else f"({made})?"
 
-    def _plus(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"({self._closed(fields['content'], f'{place}.content')})+ {self._end(ends)}"
+    def _plus(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        return f"({self._closed(fields['content'], f'{place}.content')})+ {self._one_of(marks)}"
 
-    def _star(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
-        return f"({self._closed(fields['content'], f'{place}.content')})* {self._end(ends)}"
+    def _star(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
+        return f"({self._closed(fields['content'], f'{place}.content')})* {self._one_of(marks)}"
 
-    def _repeat(self, fields: Mapping[str, Any], place: str, ends: Ends) -> str:
+    def _repeat(self, fields: Mapping[str, Any], place: str, marks: Marks) -> str:
         least, most = fields["min"], fields["max"]
         if -1 < most < least:
             raise ValueError(f"{place}.max: got {most}, expected at least min, which is {least}, or -1")
         made = self._closed(fields["content"], f"{place}.content")
-        return f"({made}){{{least},{'' if most < 0 else most}}} {self._end(ends)}"
+        return f"({made}){{{least},{'' if most < 0 else most}}} {self._one_of(marks)}"
