@@ -19,7 +19,7 @@ from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.choice import POWER, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, cheapest
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import Policy
-from sametoken.control.trials import SHARE
+from sametoken.control.trials import AFTER_READING, FIRST, READ_SHARE, SHARE
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -304,6 +304,30 @@ def test_trials_read_no_more_than_they_may_lose() -> None:
     world.run(60)
     assert world.unread == [5000] * 4
     assert world.seconds == pytest.approx(world.plain_seconds, rel=0.01)
+
+
+PAIR = {1: 1.0, 33: 1.0 + 32 * 0.15}  # of a published pair on two cores: a token verified takes 0.15 of a plain step
+
+
+def published(chance: float) -> World:
+    """A draft that takes 0.42 of a plain step for a guess, and eight plain steps to read a prompt."""
+    return World({"model": chance}, backlog=160, room=600, costs=measured(PAIR, draft=0.42, feed=0.05))
+
+
+def test_a_draft_that_the_prior_rules_out_is_tried_after_its_prompt_was_read() -> None:
+    """One guess in a thousand steps would tell nothing of a draft that pays from a chance of 0.85 on."""
+    good = published(0.97)
+    assert sum(limits[0] for limits in good.run(100)[-50:]) > 100
+    assert good.speed_up > 1.1
+
+
+def test_a_draft_that_pays_nothing_costs_a_prompt_and_some_guesses_once() -> None:
+    bad = published(0.5)
+    bad.run(200)
+    assert bad.seconds - bad.plain_seconds < FIRST + AFTER_READING
+    before, plain = bad.seconds, bad.plain_seconds
+    bad.run(2000)
+    assert bad.seconds - before < (1.0 + 1.5 * READ_SHARE) * (bad.plain_seconds - plain)
 
 
 def test_what_reading_costs_is_learned() -> None:

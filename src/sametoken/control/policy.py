@@ -16,7 +16,7 @@ from sametoken.control.acceptance import MEMORY, PRIOR, Acceptance, Gate, Overla
 from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
-from sametoken.control.trials import SHARE, Drafts, Trials, TrialStep
+from sametoken.control.trials import SHARE, Drafts, Reading, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
@@ -28,16 +28,18 @@ class _Plan:
     """Planned drafts for batches of about one size.
 
     Attributes:
+        kinds: schedule of trials.
         drafts: by request. `usual`: those of a row with these methods.
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
         choosing: seconds that a choice takes.
         cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
         rests: true if all rows may draft and none does.
-        kinds: schedule of trials. `trials`: drafts of the next steps in place of the planned ones. `warm`: true if
+        trials: drafts of the next steps in place of the planned ones. `warm`: true if
             caches are warm for them, or steps so long that it does not matter; see `Policy.again`.
         weights, times: see `Worth`: by request, and by method; empty if unknown.
     """
 
+    kinds: Trials
     drafts: Drafts = field(default_factory=dict)
     usual: dict[tuple[str, ...], RequestedDraft] = field(default_factory=dict)
     steps: int = 0
@@ -50,7 +52,6 @@ class _Plan:
     warm: bool = False
     weights: dict[int, float] = field(default_factory=dict)
     times: dict[str, Time] = field(default_factory=dict)
-    kinds: Trials = field(default_factory=Trials)
 
 
 class Policy:
@@ -91,7 +92,8 @@ class Policy:
         self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}
         self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
-        self._plan = _Plan()  # the one of the last step
+        self._reading = Reading()
+        self._plan = _Plan(Trials(self._reading))  # the one of the last step
         # Observations to learn before the next choice: functions to call, and times of steps.
         self._news: list[Callable[[], object]] = []
         self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
@@ -224,7 +226,7 @@ class Policy:
     def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
         """Plan for such a batch, and the longest path in it."""
         bound = 0 if self.gate.closed else self.bound(rows)
-        return self._plans.setdefault((bound, beside > 0, rows.bit_length()), _Plan()), bound
+        return self._plans.setdefault((bound, beside > 0, rows.bit_length()), _Plan(Trials(self._reading))), bound
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
         """Planned drafts of these requests, adapted to this step; None if `choose` must be called.
@@ -316,7 +318,7 @@ class Policy:
         plan.usual = {methods: mode(drafts) for methods, drafts in groups.items()}
         plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
         plan.age, plan.warm = 0, batch.dear
-        plan.trials = plan.kinds.due(plan.steps, batch, ways, choice, requested)
+        plan.trials = plan.kinds.due(plan.steps, self._step, batch, ways, choice, requested)
         self._needed, self._chose = plan.kinds.needed or self._needed, True
         affordable = min(MEMORY, math.ceil(plan.choosing / (SHARE * choice.seconds)))
         plan.until = plan.steps + 1 + int(min(affordable, plan.steps)) + len(plan.trials) + plan.rests

@@ -1,6 +1,8 @@
 """Trial steps, made to learn something: plain, with longer or shorter paths, and with other drafters. Pure.
 
-The interval of a kind of trial grows with its estimated loss, so a cheap kind never waits for an expensive one.
+The interval of a kind of trial grows with its estimated loss, so a cheap kind never waits for an expensive one. A draft
+model reads a prompt before its first guess of a request, which costs far more than that guess: such a reading is paid
+from an account of its own, and several steps follow it with the drafts that it made possible.
 """
 
 from __future__ import annotations
@@ -12,50 +14,79 @@ from sametoken.control.acceptance import PRIOR
 from sametoken.control.choice import RECALL, ChosenLengths, RequestedDraft, StepBatch, Way
 
 SHARE = 0.005  # of the time, most that trials lose, and that choices take
+READ_SHARE = 0.01  # of the time, most that reading for trials takes
+FIRST = 12.0  # plain steps that reading for the first trials may take
+AFTER_READING = 2 * int(PRIOR)  # guesses of a trial that reads
 Drafts = dict[int, RequestedDraft]  # by request
 
 
 class TrialStep(NamedTuple):
-    """Drafts of a trial in place of planned ones; a trial of this kind is made again `apart` steps later."""
+    """Drafts of a trial in place of planned ones; a trial of this kind is made again `apart` steps later.
+
+    `read` plain steps are the time that its drafters need before their first guess.
+    """
 
     kind: str
     drafts: Drafts
     apart: float
+    read: float
+
+
+class Reading:
+    """Account of what trials of one engine read, in plain steps."""
+
+    def __init__(self) -> None:
+        self.spent = 0.0
+
+    def left(self, steps: int) -> float:
+        """Plain steps that reading for the next trials may take, after `steps` steps of the engine."""
+        return max(0.5, FIRST + READ_SHARE * steps - self.spent)
 
 
 class Trials:
     """Trials of batches of about one size.
 
+    Args:
+        reading: of all trials.
+
     Attributes:
         needed: chance at which one guess a row would have paid when it was last tried.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
         self._next: dict[str, tuple[int, float]] = {}  # by kind, how many were made, and when the next one is due
         self.needed = 0.0
 
     def due(
-        self, now: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
-    ) -> list[TrialStep]:
-        """Trials that are due, one after the other, in steps from step `now` on."""
-        kinds, found = self._kinds(batch, planned), []
-        # Reading may take as much as trials may lose of the time of all steps so far, or half a step.
-        affordable = batch.plain * max(0.5, SHARE * now)
+        self, now: int, steps: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
+        planned: Sequence[RequestedDraft],
+    ) -> list[TrialStep]:  # fmt: skip
+        """Trials that are due, one after the other, in steps from step `now` of these batches on, after `steps` of the
+        engine.
+        """
+        kinds, found = self._kinds(batch, planned), list[TrialStep]()
+        affordable = self._reading.left(steps)
         for kind, wanted in kinds.items():
             count, when = self._next.get(kind, (0, PRIOR))
-            if now >= when:
-                changed, debts = _read_within(affordable, batch, planned, wanted)
-                if not any(changed[i] != planned[i] for i in changed):
-                    continue
-                lost = self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
-                # The estimated loss may be wrong, so the trial is repeated before long.
-                apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16)) + debts / batch.plain / SHARE
-                found.append(TrialStep(kind, {batch.rows[i].id: draft for i, draft in changed.items()}, apart))
+            if now < when:
+                continue
+            changed, debts = _read_within(affordable * batch.plain, batch, planned, wanted)
+            if not any(changed[i] != planned[i] for i in changed):
+                continue
+            read, drafts = debts / batch.plain, {batch.rows[i].id: draft for i, draft in changed.items()}
+            times = max(1, AFTER_READING // len(drafts)) if read > 1.0 else 1
+            lost = times * self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
+            # The estimated loss may be wrong, so the trial is repeated before long.
+            apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16))
+            found += [TrialStep(kind, drafts, apart, read), *[TrialStep(kind, drafts, apart, 0.0)] * (times - 1)]
+            affordable -= read
         return found
 
     def made(self, trial: TrialStep, now: int) -> None:
         """Record that a trial is made in this step."""
         self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
+        self._reading.spent += trial.read
 
     def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
         """Drafts of a trial by kind, by index of a row."""
