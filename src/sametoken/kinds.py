@@ -60,6 +60,8 @@ class Kind:
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
         unasked: longest draft where nobody names a method or a length and there is no draft, because its guesses cost
             next to nothing; 0 for kinds that have to be asked for.
+        mixed: whether "auto" has it among its drafters. Guesses that another drafter makes too, and more exactly, cost
+            their verification for nothing.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: the distribution that provides it, with its version; filled in by the registry.
     """
@@ -76,6 +78,7 @@ class Kind:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
     taps: bool = False
     unasked: int = 0
+    mixed: bool = True
     settings: tuple[str, ...] = ()
     source: str = OURS
 

@@ -112,7 +112,7 @@ def test_each_drafter_is_credited_with_its_own_guesses(pair: tuple[str, str]) ->
         return chain([])
 
     del llm.engine.drafters["suffix"]
-    inject(llm, {"ngram": Adversary(short, DEPTH), "astray": Adversary(astray, DEPTH), "never": Adversary(never, 1)})
+    inject(llm, {"suffix": Adversary(short, DEPTH), "astray": Adversary(astray, DEPTH), "never": Adversary(never, 1)})
     told = Told(llm)
     llm.engine.drafting.policy.choose = all_join  # type: ignore[method-assign]
     way = RequestSpeculation(steps=True)
@@ -121,26 +121,26 @@ def test_each_drafter_is_credited_with_its_own_guesses(pair: tuple[str, str]) ->
     assert {(asked, made, right) for asked, made, right in told.drafts["never"]} == {
         (asked, 0, 0) for asked, *_ in told.drafts["never"]
     }
-    for (asked, *model), (_, *ngram), (_, *other) in zip(
-        *(told.drafts[method] for method in ("draft_target", "ngram", "astray")), strict=True
+    for (asked, *model), (_, *copied), (_, *other) in zip(
+        *(told.drafts[method] for method in ("draft_target", "suffix", "astray")), strict=True
     ):
         assert model == [asked, asked]
-        assert ngram == [min(2, asked)] * 2
+        assert copied == [min(2, asked)] * 2
         assert other == [asked, 1]
     assert all(
-        each == {"never": 0, "astray": 1, "ngram": min(2, each["draft_target"]), "draft_target": each["draft_target"]}
+        each == {"never": 0, "astray": 1, "suffix": min(2, each["draft_target"]), "draft_target": each["draft_target"]}
         for each in told.overlaps
     )
     for done in got:
         stats = done.speculation
         assert stats.accepted + stats.target_forwards == stats.emitted
-        assert set(stats.drafted_by) <= {"draft_target", "ngram", "astray"}
+        assert set(stats.drafted_by) <= {"draft_target", "suffix", "astray"}
         assert sum(stats.drafted_by.values()) == stats.drafts > 0
         for step in (step for step in done.steps or () if step.token_ids):
             longest = sum(step.accepted)
-            assert step.drafter == ("draft_target" if longest > 2 else "ngram" if longest == 2 else "astray")
+            assert step.drafter == ("draft_target" if longest > 2 else "suffix" if longest == 2 else "astray")
             names = {name for sayers in step.drafters for name in sayers}
-            assert names == {"draft_target", "ngram", "astray"}
+            assert names == {"draft_target", "suffix", "astray"}
             first = step.drafters[step.parents.index(-1)]
             assert set(first) == names
             assert len(step.token_ids) == len(set(zip(step.parents, step.token_ids, strict=True)))
@@ -151,10 +151,10 @@ def test_rows_with_and_without_a_union_share_a_step(pair: tuple[str, str]) -> No
     llm = make_llm(*pair, method="auto")
     texts = prompts(5)
     truths = [text + alone(llm, text, sampling(0.0)).token_ids for text in texts]
-    llm.engine.drafters["ngram"] = Adversary(
+    llm.engine.drafters["suffix"] = Adversary(
         lambda text, limit: chain(future(truths, text, len(text) % (limit + 1))), DEPTH
     )
     llm.engine.drafting.policy.choose = all_join  # type: ignore[method-assign]
     got = llm.generate(texts, sampling(0.0))
     assert [g.prompt_token_ids + g.token_ids for g in got] == truths
-    assert {name for g in got for name in g.speculation.drafted_by} >= {"ngram", "draft_target"}
+    assert {name for g in got for name in g.speculation.drafted_by} >= {"suffix", "draft_target"}

@@ -72,7 +72,7 @@ def test_verify_and_bench_with_a_head(run: Any, pair: Pair, heads: dict[str, str
 def test_auto_includes_the_head(run: Any, pair: Pair, heads: dict[str, str]) -> None:
     llm = LLM(pair.target, heads["eagle3"], {"method": "auto", "adaptive": False})
     (request,) = llm.make_requests([5, 6, 7], SamplingParams())
-    assert request.methods == ("ngram", "suffix", "eagle3")
+    assert request.methods == ("suffix", "eagle3")
     answer = run("generate", pair.target, "--draft", heads["eagle3"], "--method", "auto", "--prompt", "a", "--json")
     assert json.loads(answer.out)["speculation"]["method"] == "auto"
 

@@ -25,7 +25,7 @@ from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
 from sametoken.options.engine import EngineConfig, KVCacheConfig
-from sametoken.options.speculation import FREE, FREE_LENGTH, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
+from sametoken.options.speculation import AUTO, FREE, FREE_LENGTH, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
 from sametoken.parallel.messages import Cache
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.kv_format import FORMATS
@@ -132,8 +132,8 @@ def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfi
         method: from `default_method`.
     """
     limited = speculative.draft_len_schedule or speculative.max_total_draft_tokens or speculative.tree_top_k > 1
-    stated = speculative.method is not None or "max_draft_len" in speculative.model_fields_set
-    if method != FREE or stated or limited:
+    stated = (speculative.method is not None and method != AUTO) or "max_draft_len" in speculative.model_fields_set
+    if method not in (FREE, AUTO) or stated or limited:
         return speculative
     return speculative.model_copy(update={"max_draft_len": FREE_LENGTH})
 

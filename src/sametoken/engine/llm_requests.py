@@ -21,7 +21,7 @@ from sametoken.engine.engine import Engine
 from sametoken.engine.grammar import Grammars
 from sametoken.engine.request import Request
 from sametoken.errors import PromptTooLongError, RequestError, shown
-from sametoken.kinds import coming_with
+from sametoken.kinds import coming_with, kinds
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.options.speculation import AUTO, NO_DRAFT, SpeculativeConfig
 from sametoken.speculation.noise import choice_seed
@@ -38,6 +38,9 @@ class Parsed(NamedTuple):
 
     grammar: InitialGrammar | None
     prediction: SuffixAutomaton | None
+
+
+UNMIXED = {kind.name for kind in kinds() if not kind.mixed}
 
 
 class RequestMaker:
@@ -245,7 +248,7 @@ class RequestMaker:
         if not asked.enabled or asked.max_draft_len == 0 or method == NO_DRAFT:
             return _Speculation(NO_DRAFT, (), False, 0)
         adaptive = self.speculative.adaptive if asked.adaptive is None else asked.adaptive
-        methods = self.methods if method == AUTO else (method,)
+        methods = tuple(each for each in self.methods if each not in UNMIXED) if method == AUTO else (method,)
         if formed:
             methods = tuple(dict.fromkeys((FORCED, *methods)))
         return _Speculation(method, methods, adaptive, asked.max_draft_len or longest)

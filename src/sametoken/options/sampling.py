@@ -174,7 +174,7 @@ class RequestSpeculation:
     enabled: bool = True
     """false decodes this request without drafts."""
     method: Annotated[str | None, Shown(words="a drafter's name")] = None
-    """a drafter of the engine (a server's `/server_info` lists them), `auto` (the engine chooses among all of them in
+    """a drafter of the engine (a server's `/server_info` lists them), `auto` (the engine chooses among them in
     every step), or `none`; without it: the engine's setting."""
     max_draft_len: Count | None = None
     """number of guesses on the longest path of a draft, at most; without it: the engine's setting."""

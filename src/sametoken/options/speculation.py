@@ -35,7 +35,8 @@ class SpeculativeConfig(Settings):
     method: Method | None = None
     """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head;
     without a draft "suffix", which needs no weights, on a CPU and "none" on a GPU. "none" is plain decoding; with
-    "auto" the engine chooses among all its drafters for each request and step."""
+    "auto" the engine chooses among its drafters for each request and step, n-grams aside, whose guesses suffix lookup
+    has too."""
     max_draft_len: Annotated[
         int,
         Field(ge=1, le=128),
@@ -45,8 +46,8 @@ class SpeculativeConfig(Settings):
             "llama-server draft_max/draft_n/spec_draft_n_max",
         ),
     ] = 4
-    """number of tokens on the longest path of a draft (K). Without a draft, a CPU takes 12 unless this, a method, a
-    tree, a budget or a schedule is given."""
+    """number of tokens on the longest path of a draft (K). 12 with "auto", and without a draft and a method on a CPU,
+    unless this, a tree, a budget or a schedule is given."""
     adaptive: bool = True
     """choose the draft length of every step, from 0 to `max_draft_len`, that gives the most tokens per second; off:
     every draft has `max_draft_len` tokens."""
