@@ -19,7 +19,7 @@ from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
 POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
-DEAR = 0.03  # seconds of a plain step, see `StepBatch`
+DEAR = 0.005  # seconds of a plain step, see `StepBatch`
 SAVING = 0.02  # of the time of its row's tokens that a further drafter must save to be asked
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sametoken.control.acceptance import PRIOR
+from sametoken.control.worth import chance_of
 
 BINS = 10  # of shares and of chances, all equally wide
 RANKS = 6  # candidates of a draw that are looked at: the next one comes true less than 2 % of the time
@@ -80,10 +81,8 @@ class Confidence:
         ]
 
     def chance(self, share: float, sampled: bool, rank: int = 0) -> float:
-        """Chance that a candidate is accepted if the guesses before it were; linear between the middles of the bins."""
-        table, at = self._tables[rank][sampled], min(max(share * (1 + rank) * BINS - 0.5, 0.0), BINS - 1.0)
-        below = min(int(at), BINS - 2)
-        return table[below] + (at - below) * (table[below + 1] - table[below])
+        """Chance that a candidate is accepted if the guesses before it were."""
+        return chance_of(self._tables[rank][sampled], share, rank)
 
     def learn(
         self, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int], kept: Sequence[int],

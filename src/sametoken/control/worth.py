@@ -14,6 +14,13 @@ from typing import NamedTuple
 UNPRICED = 1e9  # weight of a row whose guesses are made at any cost
 
 
+def chance_of(table: Sequence[float], share: float, rank: int) -> float:
+    """Chance of a candidate from the table of its rank; linear between the middles of the bins."""
+    at = min(max(share * (1 + rank) * len(table) - 0.5, 0.0), len(table) - 1.0)
+    below = min(int(at), len(table) - 2)
+    return table[below] + (at - below) * (table[below + 1] - table[below])
+
+
 class Time(NamedTuple):
     """The worth of the time to verify a guess, to make one beside others of the same level, and of a draft forward."""
 

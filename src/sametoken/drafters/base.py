@@ -46,7 +46,7 @@ class Proposed(NamedTuple):
     """
 
     drafts: Sequence[Guess]
-    shares: Tensor | None = None
+    shares: Tensor | Sequence[Sequence[Sequence[float]]] | None = None
     ended: EndedChains | None = None
 
     @classmethod

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sametoken.control.worth import EndedChains, Worth
 from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
 from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.padded import Guess
+from sametoken.drafters.priced import PricedChain, RowPrice, priced_chain, trust
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
 
@@ -33,18 +35,20 @@ class Bounds(NamedTuple):
     probability: float
 
 
-def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Guess, float]:
-    """The most probable nodes after `match`, and the number of them that are expected to be accepted.
+def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Guess, float, list[list[float]]]:
+    """The most probable nodes after `match`, the number of them that are expected to be accepted, and the shares [L][1]
+    along the path of first children.
 
     A node's probability is the product of the shares on its path, so a child never precedes its parent.
     """
+    shares: list[list[float]] = []
     tokens: list[int] = []
     parents: list[int] = []
     depths = [0]
     score = 0.0
     serial = count()  # first come, first served among equals
     frontier: list[tuple[float, int, int, Follower]] = []
-    node, probability = 0, 1.0
+    node, probability, tip = 0, 1.0, 0
     while len(tokens) < bounds.nodes:
         if depths[node] < bounds.depth:
             for follower in automaton.followers(match, bounds.probability / probability):
@@ -55,9 +59,12 @@ def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Gues
         tokens.append(chosen.token)
         parents.append(parent)
         depths.append(depths[parent] + 1)
+        if parent == tip:
+            shares.append([trust(chosen, chosen.match.length - 1)])
+            tip = len(tokens)
         node, probability, match = len(tokens), -negated, chosen.match
         score += probability
-    return Guess(tokens, parents), score
+    return Guess(tokens, parents), score, shares
 
 
 @dataclass
@@ -188,13 +195,24 @@ class SuffixDrafter(Drafter):
             self._extend(row, committed)
 
     def propose(
-        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
-    ) -> Proposed:
-        """Draft trees of at most `nodes` draft tokens, `limits[i]` of them on a path.
+        self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object,
+        worth: Worth | None = None,
+    ) -> Proposed:  # fmt: skip
+        """Draft trees of at most `nodes` draft tokens, `limits[i]` of them on a path; with a worth, what is worth it.
 
         `sampling` is ignored: shares of what followed before are no scores to rank under its noise.
         """
-        return Proposed([self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
+        if worth is None:
+            found = [self._tree(*each) for each in zip(rows, pending, limits, strict=True)]
+            return Proposed([guess for guess, _ in found], [shares for _, shares in found])
+        made = [
+            self._priced(row, token, limit, RowPrice.of(worth, i))
+            for i, (row, token, limit) in enumerate(zip(rows, pending, limits, strict=True))
+        ]
+        ended = EndedChains(
+            [max(1, len(each.kept)) for each in made], [each.kept for each in made], [each.candidates for each in made]
+        )
+        return Proposed([each.guess for each in made], [each.shares for each in made], ended)
 
     def release(self, row: int) -> None:
         """Forget `row` but remember its output; for a preempted row, the part written so far."""
@@ -217,15 +235,27 @@ class SuffixDrafter(Drafter):
         if state.output is not None:
             state.output.extend(tokens)
 
-    def _guess(self, row: int, pending: int, limit: int) -> Guess:
+    def _matches(self, row: int, pending: int) -> list[tuple[SuffixAutomaton, Match]]:
+        """The longest known suffix of the row's text with its pending token, in each of the texts known to it."""
         state = self._rows[row]
         if state.output is None:
             state.output = []
         matches = [(state.local, state.local.advance(state.local.cursor, pending))]
         # Matching the last tokens anew costs less than carrying a cursor per automaton through the whole prompt.
-        matches += [(past, past.match((*state.recent, pending))) for past in self.store.of(state.owner)]
-        grown = [grow(known, match, self._bounds(match, limit)) for known, match in matches]
-        return max(grown, key=lambda each: each[1])[0]
+        return matches + [(past, past.match((*state.recent, pending))) for past in self.store.of(state.owner)]
+
+    def _tree(self, row: int, pending: int, limit: int) -> tuple[Guess, list[list[float]]]:
+        """Tree with the most expected acceptances, and the shares along its first path, see `priced.trust`."""
+        grown = [
+            (*grow(known, match, self._bounds(match, limit)), match) for known, match in self._matches(row, pending)
+        ]
+        guess, _, shares, _ = max(grown, key=lambda each: each[1])
+        return guess, shares
+
+    def _priced(self, row: int, pending: int, limit: int, price: RowPrice) -> PricedChain:
+        most = min(self.slots(limit), limit)
+        made = [priced_chain(known, match, most, price) for known, match in self._matches(row, pending)]
+        return max(made, key=lambda each: (each.value, sum(map(sum, each.shares))))
 
     def _bounds(self, match: Match, limit: int) -> Bounds:
         trusted = int(self._max_spec_factor * match.length + 1e-6)  # 0.29 * 100 is 28.99...

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from sametoken.drafters.base import Proposed
 
 
@@ -27,9 +29,10 @@ def said_in(proposed: Proposed) -> Iterator[Said]:
     _, shares, ended = proposed
     if shares is None:
         return iter(())
+    listed = shares.tolist() if isinstance(shares, Tensor) else shares
     if ended is None:
-        return map(Said, shares.tolist())
-    return map(Said, shares.tolist(), ended.candidates, ended.kept)
+        return map(Said, listed)
+    return map(Said, listed, ended.candidates, ended.kept)
 
 
 class ChainOutcome(NamedTuple):
@@ -56,7 +59,10 @@ class ChainOutcome(NamedTuple):
         if said.tokens is None:
             return cls(accepted, [*[0] * accepted, 1][:longest], [1] * longest)
         places, drawn = sum(count > 0 for count in said.kept), list[int]()
-        for token, candidates in zip(emitted, said.tokens[:places], strict=False):
+        # The token after the accepted ones tells of a guess that was drawn and left out, too.
+        for token, candidates in zip(emitted, said.tokens, strict=False):
+            if not candidates or candidates[0] < 0:
+                break
             drawn.append(candidates.index(token) if token in candidates else len(candidates))
             if drawn[-1]:
                 break

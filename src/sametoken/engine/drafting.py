@@ -48,7 +48,7 @@ class Drafting:
         self._meter, self._clock = meter, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
-        self._said: dict[int, Said] = {}  # of this step's chains, by the place of a decoding row
+        self._said: dict[tuple[str, int], Said] = {}  # of this step's chains, by method and place of a decoding row
 
     def runs_model(self, method: str) -> bool:
         """True if the method runs forwards of a model; the others look tokens up on the host at almost no cost."""
@@ -146,7 +146,7 @@ class Drafting:
                 if not places:
                     continue
                 proposed = self._ask(method, [plan.decode[i] for i in places])
-                self._said.update(zip(places, said_in(proposed), strict=False))
+                self._said.update(zip(((method, place) for place in places), said_in(proposed), strict=False))
                 for place, guess in zip(places, proposed.drafts, strict=True):
                     if guess.tokens:
                         found[place].append(guess)
@@ -182,7 +182,7 @@ class Drafting:
         most = max(drafter.slots(item.limit) + item.siblings for item in items)
         assert all(len(guess.tokens) <= most for guess in proposed.drafts), f"{method} drafts more than it said"
         if worth is not None:
-            self.policy.stoppable[method] = proposed.ended is not None
+            self.policy.stoppable[method] = proposed.ended is not None and self.runs_model(method)
         self._meter.aside.seconds += clock.seconds + reading.seconds
         levels = max(limits if proposed.ended is None else proposed.ended.made)
         self.policy.saw_draft(method, len(rows), levels, clock.seconds)
@@ -227,17 +227,21 @@ class Drafting:
                 found = proposal.unions[place].parts(makers, row.path)
             best = max(makers, key=lambda maker: found[maker][1], default=None)
             asked = [m for m in item.methods if item.joined or not makers or m in makers or not self.runs_model(m)]
+            left_out = False
             for method in asked:
-                # A guess that was left out counts as not accepted.
-                left_out = place in self._said and self.runs_model(method)
-                longest, accepted = found.setdefault(method, (1, 0) if left_out else (0, 0))
-                outcome = ChainOutcome(accepted)
-                if method in makers and self.runs_model(method):
-                    outcome = self._learn_model(method, place, row, longest, accepted)
+                outcome = ChainOutcome(found[method][1] if method in found else 0)
+                if (method, place) in self._said:
+                    outcome = self._learn_shares(method, place, row, *found.get(method, (0, 0)))
+                    # A guess that was left out counts as not accepted.
+                    left_out = left_out or (method not in makers and bool(self._said[method, place].shares))
+                    found.setdefault(method, (int(self.runs_model(method)), 0))
+                longest, accepted = found.setdefault(method, (0, 0))
+                if self.runs_model(method) and method in makers:
+                    self._say(*self._advice.saw_draft(method, accepted > 0))
                 counts = outcome.accepted, outcome.siblings, outcome.saved
                 seen.setdefault(method, []).append((request.id, item.limit, longest, *counts))
             if request.methods:
-                request.stats.count_draft(best, item.reason or ("gain" if place in self._said else "silent"))
+                request.stats.count_draft(best, item.reason or ("gain" if left_out else "silent"))
             united = [method for method in asked if item.joined or not self.runs_model(method)]
             if len(united) > 1:
                 self.policy.learn_overlap(united, [found[method][1] for method in united])
@@ -248,12 +252,9 @@ class Drafting:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
             self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
-    def _learn_model(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
-        """Count a verified draft of a model for warnings and for the policy; return the outcome of its chain."""
-        self._say(*self._advice.saw_draft(method, accepted > 0))
-        if place not in self._said:
-            return ChainOutcome(accepted)
-        said, emitted = self._said[place], () if row.emission is None else row.emission.token_ids
+    def _learn_shares(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
+        """Pass the shares of a row's candidates and their outcome to the policy; return the outcome of its chain."""
+        said, emitted = self._said[method, place], () if row.emission is None else row.emission.token_ids
         outcome, sampled = ChainOutcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
         seen = row.request.stats.seen_of(method)
         self.policy.learn_shares(method, said.shares, sampled, outcome.drawn, outcome.kept, seen)
