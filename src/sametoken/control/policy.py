@@ -16,7 +16,7 @@ from sametoken.control.acceptance import MEMORY, PRIOR, Acceptance, Gate, Overla
 from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
-from sametoken.control.trials import SHARE, Drafts, Reading, Trials, TrialStep
+from sametoken.control.trials import SHARE, Drafts, ReadingAccount, Trials, TrialStep
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
@@ -92,7 +92,7 @@ class Policy:
         self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}
         self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
-        self._reading = Reading()
+        self._reading = ReadingAccount()
         self._plan = _Plan(Trials(self._reading))  # the one of the last step
         # Observations to learn before the next choice: functions to call, and times of steps.
         self._news: list[Callable[[], object]] = []

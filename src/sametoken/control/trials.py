@@ -32,7 +32,7 @@ class TrialStep(NamedTuple):
     read: float
 
 
-class Reading:
+class ReadingAccount:
     """Account of what trials of one engine read, in plain steps."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Trials:
         needed: chance at which one guess a row would have paid when it was last tried.
     """
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, reading: ReadingAccount) -> None:
         self._reading = reading
         self._next: dict[str, tuple[int, float]] = {}  # by kind, how many were made, and when the next one is due
         self.needed = 0.0
