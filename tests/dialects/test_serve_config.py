@@ -311,10 +311,10 @@ def test_decoding_type_eagle_takes_either_head_and_nothing_else(tmp_path: Path) 
         llm = open_llm(None, resolution.values)
         assert llm.method == method
         if method == "eagle3":
-            check_choice(resolution, llm.method)
+            check_choice(resolution, llm.method, llm.methods)
         else:
             with pytest.raises(ConfigError, match="the draft is made for method 'draft_target', expected eagle3 or"):
-                check_choice(resolution, llm.method)
+                check_choice(resolution, llm.method, llm.methods)
     alone = resolved(extra_llm_api_options=written(tmp_path, "speculative_config: {decoding_type: Eagle}"))
     assert alone["draft"] == embedded.HEAD_NAME
 

@@ -75,12 +75,11 @@ def test_an_async_llm_is_closed_with_its_engine(pair: Pair) -> None:
 def test_reprs_can_be_read(pair: Pair) -> None:
     with LLM(pair.target, pair.draft, max_batch_size=2, max_seq_len=64) as llm:
         assert repr(llm) == (
-            f"LLM({pair.target}, draft={pair.draft}, method=draft_target, float32 on cpu, max_batch_size=2, "
-            "max_seq_len=64)"
+            f"LLM({pair.target}, draft={pair.draft}, method=auto, float32 on cpu, max_batch_size=2, max_seq_len=64)"
         )
         (found,) = llm.generate("one two", PARAMS)
     assert repr(found).startswith(f"Completion({found.text!r}, 4 tokens in ")
-    assert "finish_reason='length', method='draft_target', acceptance_length=" in repr(found)
+    assert "finish_reason='length', method='auto', acceptance_length=" in repr(found)
     assert len(repr(found)) < 200
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from cli_checks import Pair
-from sametoken import LLM
+from sametoken import LLM, SamplingParams
 from sametoken.commands import serve
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Chosen
@@ -35,7 +36,18 @@ def test_what_is_asked_for_stays(tiny_pair: Pair, limit: Mapping[str, Any]) -> N
 
 
 def test_a_draft_has_the_length_of_drafts(tiny_pair: Pair) -> None:
-    assert LLM(tiny_pair.target, tiny_pair.draft).speculative.max_draft_len == 4
+    alone = LLM(tiny_pair.target, tiny_pair.draft, {"method": "draft_target"})
+    assert (alone.method, alone.speculative.max_draft_len) == ("draft_target", 4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU captures what the draft model does alone")
+def test_a_draft_model_is_joined_by_what_guesses_for_nothing(tiny_pair: Pair) -> None:
+    """Unless something about drafts was set: whoever tunes the draft means the draft."""
+    joined = LLM(tiny_pair.target, tiny_pair.draft)
+    assert (joined.method, joined.speculative.max_draft_len) == ("auto", 12)
+    assert joined.make_requests([5], SamplingParams())[0].methods == ("suffix", "draft_target")
+    for setting in ({"max_draft_len": 4}, {"adaptive": False}, {"tree_top_k": 2}):
+        assert LLM(tiny_pair.target, tiny_pair.draft, setting).method == "draft_target"
 
 
 @pytest.mark.parametrize(("asked", "length"), [({}, FREE_LENGTH), ({"max_draft_len": 4}, 4)])

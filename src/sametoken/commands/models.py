@@ -14,8 +14,6 @@ from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import AUTO, MODEL_METHODS, SpeculativeConfig
 
-LENGTH = "max_draft_len"
-
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
@@ -29,10 +27,10 @@ def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> L
     Raises:
         SametokenError: a setting is refused, or the models cannot be loaded together.
     """
-    said = settings_of(SpeculativeConfig, values)
-    if isinstance(values, Chosen) and LENGTH not in values.given:
-        del said[LENGTH]  # nobody asked for a length: the engine may take that of its own method
-    speculative = SpeculativeConfig(**said)
+    drafting = settings_of(SpeculativeConfig, values)
+    if isinstance(values, Chosen):  # where nobody set anything, the engine has a method and a length of its own
+        drafting = {name: value for name, value in drafting.items() if name in values.given}
+    speculative = SpeculativeConfig(**drafting)
     engine = EngineConfig(**settings_of(EngineConfig, values))
     cache = KVCacheConfig(**settings_of(KVCacheConfig, values, CACHE))
     target, draft = model_names(model, values["draft"], speculative.method)

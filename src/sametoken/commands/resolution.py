@@ -5,6 +5,7 @@ Options win over the file; two options that contradict each other are an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -20,7 +21,7 @@ from sametoken.dialects.vllm_door import STATED
 from sametoken.errors import ConfigError, found_wrong
 from sametoken.options.server import ServerConfig
 from sametoken.options.serving import OPTIONS
-from sametoken.options.speculation import SpeculativeConfig
+from sametoken.options.speculation import AUTO, SpeculativeConfig
 
 FILE, JSON, ROUNDING = "extra_llm_api_options", "speculative_config", "quantization"
 HINTS = {name: option.hint for name, option in OPTIONS.items()}
@@ -84,13 +85,17 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
     return Resolution(Chosen({**chosen, **checked}, origins), methods, origins, notes)
 
 
-def check_choice(resolution: Resolution, method: str) -> None:
+def check_choice(resolution: Resolution, method: str, mixed: Sequence[str]) -> None:
     """Refuse a draft that turned out to be made for another method than those that were said.
+
+    Args:
+        mixed: methods among which "auto" chooses.
 
     Raises:
         ConfigError: names both.
     """
-    if resolution.methods and method not in resolution.methods:
+    found = set(mixed) if method == AUTO else {method}
+    if resolution.methods and found.isdisjoint(resolution.methods):
         place = resolution.origins["draft"]
         raise ConfigError(
             f"{place}: the draft is made for method {method!r}, expected {' or '.join(resolution.methods)}; "

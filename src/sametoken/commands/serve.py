@@ -182,7 +182,7 @@ def start_engine(model: str | None, values: Chosen) -> int:
 def open_engine(model: str | None, resolution: Resolution) -> LLM:
     """The engine of the server."""
     llm = open_llm(model, resolution.values, calibrated=False)  # the engine's thread does it once the server listens
-    check_choice(resolution, llm.method)
+    check_choice(resolution, llm.method, llm.methods)
     return llm
 
 

@@ -23,6 +23,7 @@ from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, MemoryPlanError
 from sametoken.heads.registry import model_free_drafters
 from sametoken.heads.serve import LoadedDraft
+from sametoken.kinds import named
 from sametoken.model.config import ModelConfig
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import AUTO, FREE, FREE_LENGTH, MODEL_METHODS, NO_DRAFT, SpeculativeConfig
@@ -107,14 +108,19 @@ def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> C
 def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, device: torch.device) -> str:
     """Drafting method of requests that name none.
 
-    On a GPU a captured step drafts on the device; a drafter on the host would prevent capture.
+    A draft model is joined by what guesses for nothing, unless something about drafts was set. On a GPU a captured step
+    drafts on the device; a drafter on the host would prevent capture.
 
     Raises:
         ConfigError: the requested method does not fit the draft, or needs a draft that is missing.
     """
     asked, made_for = speculative.method, None if draft is None else draft.method
     if asked is None:
-        return made_for or (FREE if device.type == "cpu" else NO_DRAFT)
+        on_host = device.type == "cpu"
+        if made_for is None:
+            return FREE if on_host else NO_DRAFT
+        set_nothing = not speculative.model_fields_set - {"method"}
+        return AUTO if on_host and set_nothing and named(made_for).weights == "model" else made_for
     if asked in MODEL_METHODS and asked != made_for:
         if made_for is None:
             raise ConfigError(f"method {asked!r} needs {MODEL_METHODS[asked]}: give draft=PATH or --draft PATH")

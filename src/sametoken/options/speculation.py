@@ -33,10 +33,10 @@ class SpeculativeConfig(Settings):
     """
 
     method: Method | None = None
-    """how drafts are made; without it: "draft_target" for a draft model, "eagle", "eagle3" or "medusa" for such a head;
-    without a draft "suffix", which needs no weights, on a CPU and "none" on a GPU. "none" is plain decoding; with
-    "auto" the engine chooses among its drafters for each request and step, n-grams aside, whose guesses suffix lookup
-    has too."""
+    """how drafts are made; without it: "eagle", "eagle3" or "medusa" for such a head, "draft_target" for a draft model,
+    or "auto" on a CPU where nothing else about drafts is set; without a draft "suffix", which needs no weights, on a
+    CPU and "none" on a GPU. "none" is plain decoding; with "auto" the engine chooses among its drafters for each
+    request and step, n-grams aside, whose guesses suffix lookup has too."""
     max_draft_len: Annotated[
         int,
         Field(ge=1, le=128),
