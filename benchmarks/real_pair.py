@@ -72,8 +72,8 @@ def sides(chosen: argparse.Namespace) -> dict[str, list[str]]:
     found = {
         "sametoken plain": [*ours, "--method=none"],
         "sametoken without options": ours,
-        "sametoken draft": [*ours, *draft, f"--max-draft-len={DRAFT_LEN}"],
-        "sametoken auto": [*ours, *draft, "--method=auto"],
+        "sametoken draft": [*ours, *draft],
+        "sametoken draft alone": [*ours, *draft, "--method=draft_target"],
     }
     if chosen.llama_server:
         theirs = [chosen.llama_server, "-m", chosen.target, "-c", str(ROWS * CONTEXT), "-np", str(ROWS), "--no-webui"]
@@ -133,18 +133,24 @@ def bodies(items: Sequence[PromptItem], chosen: argparse.Namespace) -> list[dict
     return found
 
 
-async def visit(url: str, asked: Sequence[dict[str, Any]], streams: int) -> tuple[list[TimedAnswer], float]:
-    """The answers to all requests, so many at once, and the seconds of all."""
+async def visit(
+    url: str, asked: Sequence[dict[str, Any]], streams: int, model: str | None = None
+) -> tuple[list[TimedAnswer], float]:
+    """The answers to all requests, so many at once, and the seconds of all.
+
+    Args:
+        model: its name at the server; without it, the first one that the server lists.
+    """
     found: dict[int, TimedAnswer] = {}
     async with Client(url, None, ANSWER_SECONDS) as client:
-        model = await client.first_model()
+        name = model or await client.first_model()
         numbers = iter(range(len(asked)))
         begin = time.perf_counter()
 
         async def worker() -> None:
             for i in numbers:
                 async with Client(url, None, ANSWER_SECONDS) as own:  # llama.cpp's server ends one after a stream
-                    found[i] = await ask(own, "chat/completions", {"model": model, **asked[i]}, time.perf_counter())
+                    found[i] = await ask(own, "chat/completions", {"model": name, **asked[i]}, time.perf_counter())
 
         await asyncio.gather(*(worker() for _ in range(streams)))
     return [found[i] for i in range(len(asked))], time.perf_counter() - begin
@@ -184,9 +190,10 @@ def measure(chosen: argparse.Namespace, servers: dict[str, Server]) -> Iterator[
                 answers: dict[str, list[TimedAnswer]] = {}
                 for name in list(servers)[:: 1 if turn % 2 else -1]:
                     servers[name].go_on()
+                    model = chosen.target_bf16 if name.startswith("transformers") else None  # it lists none
                     if turn == 1:
-                        asyncio.run(visit(servers[name].url, bodies(items[:1], chosen), 1))
-                    answers[name], seconds = asyncio.run(visit(servers[name].url, asked, streams))
+                        asyncio.run(visit(servers[name].url, bodies(items[:1], chosen), 1, model))
+                    answers[name], seconds = asyncio.run(visit(servers[name].url, asked, streams, model))
                     servers[name].stop()
                     found = {"side": name, "workload": Path(file).stem, "streams": streams, "round": turn}
                     yield {**found, "load": os.getloadavg()[0], **figures(answers[name], seconds)}
