@@ -60,8 +60,7 @@ class Kind:
         taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
         unasked: longest draft where nobody names a method or a length and there is no draft, because its guesses cost
             next to nothing; 0 for kinds that have to be asked for.
-        mixed: whether "auto" has it among its drafters. Guesses that another drafter makes too, and more exactly, cost
-            their verification for nothing.
+        mixed: whether "auto" has it among its drafters; False for a kind whose guesses another kind makes too.
         settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: the distribution that provides it, with its version; filled in by the registry.
     """

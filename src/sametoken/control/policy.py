@@ -28,14 +28,13 @@ class _Plan:
     """Planned drafts for batches of about one size.
 
     Attributes:
-        kinds: schedule of trials.
+        kinds: schedule of trials. `trials`: drafts of the next steps in place of the planned ones.
         drafts: by request. `usual`: those of a row with these methods.
         steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
         choosing: seconds that a choice takes.
         cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
         rests: true if all rows may draft and none does.
-        trials: drafts of the next steps in place of the planned ones. `warm`: true if
-            caches are warm for them, or steps so long that it does not matter; see `Policy.again`.
+        warm: true if caches are warm for trials, or steps so long that it does not matter; see `Policy.again`.
         weights, times: see `Worth`: by request, and by method; empty if unknown.
     """
 

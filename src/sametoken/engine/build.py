@@ -132,13 +132,13 @@ def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, de
 
 
 def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfig:
-    """Settings with the default draft length for `FREE`, if the user set neither a method nor a length or limit.
+    """Settings with the default draft length for `FREE` and `AUTO`, if the user set no other method, length or limit.
 
     Args:
         method: from `default_method`.
     """
     limited = speculative.draft_len_schedule or speculative.max_total_draft_tokens or speculative.tree_top_k > 1
-    stated = (speculative.method is not None and method != AUTO) or "max_draft_len" in speculative.model_fields_set
+    stated = speculative.method not in (None, AUTO) or "max_draft_len" in speculative.model_fields_set
     if method not in (FREE, AUTO) or stated or limited:
         return speculative
     return speculative.model_copy(update={"max_draft_len": FREE_LENGTH})
