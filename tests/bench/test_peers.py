@@ -233,7 +233,7 @@ class Engine:
     version = "7"
 
     def __init__(self, spec):
-        print("noise on standard output")
+        print("noise on standard output", flush=True)
         os.system("echo noise of a program")
         if spec["mode"] == "broken":
             raise ValueError("no such model")
