@@ -137,7 +137,7 @@ def test_items_that_the_assistant_made_in_a_row_are_one_turn() -> None:
 VALUES: dict[str, Any] = {
     "user": "u", "safety_identifier": "s", "session_id": "s", "metadata": {"a": "b"}, "store": True,
     "service_tier": "flex", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "verbosity": "low", "priority": 0,
-    "length_penalty": 1.0, "spaces_between_special_tokens": True, "guided_decoding_backend": "auto",
+    "spaces_between_special_tokens": True, "guided_decoding_backend": "auto",
 }  # fmt: skip
 PATHS = {
     "/v1/completions": {"prompt": "hi"},

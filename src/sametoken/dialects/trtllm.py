@@ -159,6 +159,7 @@ TOP = table(
         "max_seq_len is the limit for prompt and output together": "max_input_len:int",
         "there is one implementation of experts": "moe_config:dict",
         "first come, first served; the newest sequence starts again when pages run out": "scheduler_config:dict",
+        "the n of a request with use_beam_search is the width of its search": "max_beam_width:int",
         "a step never waits for more requests":
             "batch_wait_timeout_ms:float=0 batch_wait_timeout_iters=0 batch_wait_max_tokens_ratio:float=0",
         "what a request leaves out comes from the model's generation_config.json; --generation-config none changes "
@@ -166,9 +167,9 @@ TOP = table(
         NO_PART: "garbage_collection_gen0_threshold:int sleep_config:dict telemetry_config:dict",
     },
     {
-        "not supported: no such parallelism, no beams, a chunk for every step; set it to 1":
+        "not supported: no such parallelism, a chunk for every step; set it to 1":
             "pipeline_parallel_size=1 context_parallel_size=1 moe_tensor_parallel_size=1 moe_expert_parallel_size=1 "
-            "moe_cluster_parallel_size=1 max_beam_width=1 stream_interval=1",
+            "moe_cluster_parallel_size=1 stream_interval=1",
         f"attention is not data-parallel: {ONE_PROCESS}; set it to false": "enable_attention_dp=false",
         "weights are loaded from the checkpoint's files; leave it out": "load_format=auto",
         "adapters are not supported; merge them into the weights": "lora_config peft_cache_config",

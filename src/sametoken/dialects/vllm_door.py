@@ -20,6 +20,7 @@ from sametoken.dialects.peers import (
 )
 from sametoken.errors import ConfigError
 
+VERSION = "0.33.0"  # whose options and replies these are
 SIZES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
 }  # fmt: skip  # of vLLM's numbers
@@ -56,6 +57,7 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
     if "--uds" not in to.words:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])
+    to.set("--reported-version", VERSION)
     if "--enable-request-id-headers" not in to.words:
         to.set("--no-enable-request-id-headers")
     for origin in _origins(to.seen["origins"]):

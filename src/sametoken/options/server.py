@@ -98,6 +98,9 @@ class ServerConfig(Settings):
     verbose: bool = False
     """add `__verbose` to replies in llama-server's words: the prompt as the model read it, and the reply in the form of
     /completion."""
+    reported_version: str | None = None
+    """version that /version reports, by which clients of another server choose what they send; without it: the version
+    of sametoken, which /version also has as `sametoken`."""
     max_stored_responses: Annotated[int, Field(ge=0)] = 256
     """number of responses that are kept for `previous_response_id` and for GET /v1/responses/ID, the last ones, in
     memory and in 64 MiB at most; 0 keeps none."""

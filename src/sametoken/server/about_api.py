@@ -61,8 +61,9 @@ class AboutApi(Api):
         return JSONResponse({"status": "ok"})
 
     async def version(self) -> Response:
-        """The version of sametoken."""
-        return JSONResponse({"version": __version__})
+        """The version of sametoken, and the one that clients are to go by."""
+        reported = self._worker.config.reported_version or __version__
+        return JSONResponse({"version": reported, "sametoken": __version__})
 
     async def server_info(self) -> Response:
         """The resolved configuration, what requests may choose, how busy the engine is, and what the machine has."""

@@ -35,8 +35,6 @@ class Inert(Body):
     """no supported model was trained to read it; write the wish into the prompt."""
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
     """requests are served in order of arrival, which is what 0 asks for."""
-    length_penalty: float | None = None
-    """it is for beam search only, which is not supported."""
     spaces_between_special_tokens: bool | None = None
     """it is for slow tokenizers only, which are not supported."""
     guided_decoding_backend: str | None = None

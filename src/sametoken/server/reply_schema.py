@@ -339,6 +339,7 @@ class LoadReply(TypedDict):
 
 class VersionReply(TypedDict):
     version: str
+    sametoken: str
 
 
 class Offers(TypedDict):

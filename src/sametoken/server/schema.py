@@ -6,6 +6,7 @@ refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, WithJsonSchema, model_validator
@@ -17,7 +18,7 @@ from sametoken.options.json_types import Choices, Text
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.server.fields import NO_LIMIT, WHOLE, Alternatives, Body, Off, Prompts, Schema, Spoken, view
 from sametoken.server.inert import Inert
-from sametoken.server.text_request import ChatTalk, Infill, TextBody, TextRequest
+from sametoken.server.text_request import BeamSearch, ChatTalk, Infill, TextBody, TextRequest
 
 COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 SAMPLED = declared(SamplingParams).keys() - {"speculative"}
@@ -183,8 +184,11 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     """write the tokens of log-probabilities as `token_id:N`, which tells tokens apart that are parts of a character."""
     prompt_logprobs: Alternatives | None = None
     """number of alternatives that are reported per prompt token; 0 is the token alone, -1 the whole vocabulary."""
-    use_beam_search: Off | None = None
-    """only false."""
+    use_beam_search: bool | None = None
+    """search for the `n` likeliest outputs, best first, in place of drawing them; not with `stream`, a grammar,
+    penalties or biases. `temperature` has no effect."""
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    """power of the number of tokens by which a search divides the log-probability of an output; without it: 1."""
     request_id: Annotated[str, Field(pattern="^[!-~]{1,128}$")] | None = None
     """a name that becomes a part of the reply's id."""
 
@@ -256,8 +260,17 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
             keeps_first=self.truncation_side == "right",
             id=self.request_id,
             user=self.user,
+            beams=self._beams(values, fields),
         )
         return self
+
+    def _beams(self, values: Mapping[str, Any], fields: Mapping[str, str]) -> BeamSearch | None:
+        """The search that the body asks for; None for draws."""
+        if not self.use_beam_search:
+            return None
+        if self.stream:
+            raise RequestError("excludes use_beam_search", field="stream", advice="leave one of them out")
+        return BeamSearch.of(self.length_penalty, values, fields)
 
 
 def sampling_values(body: Body, **own: Any) -> dict[str, Any]:

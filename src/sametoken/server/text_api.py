@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.engine.completion import Completion
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
+from sametoken.server.beams import search
 from sametoken.server.chat_batch import BatchChatRequest, joined
 from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
@@ -25,6 +26,7 @@ from sametoken.server.http import unless_gone
 from sametoken.server.measured import MeasuredWords
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
+from sametoken.server.prompts import Made
 from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
@@ -86,6 +88,8 @@ class TextApi(Api):
             asked, keep = body.request, None
             if isinstance(body, ResponsesRequest):
                 asked, keep = self._in_history(body)
+            if asked.beams is not None:
+                return await self._search(api, request, body, asked)
             begun = await self._begin(api, request, body, asked, keep)
             if begun is None:
                 return Response(status_code=CLIENT_GONE)
@@ -135,20 +139,9 @@ class TextApi(Api):
         Args:
             keep: callback that receives the response, see `ReplyHead`.
         """
-        worker = self._worker
-        worker.admit(asked.sequences)
-        try:
-            work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
-            if work is not None:
-                made = await unless_gone(request.receive, aside(work, self._prompts.make, asked))
-            elif request.state.is_long:
-                made = await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
-            else:  # the event loop makes only those of a short prompt
-                made = self._prompts.make(asked)
-        except RequestError as error:
-            raise refused(error, asked.fields) from error
-        if made is None:
+        if (made := await self._made(request, asked)) is None:
             return None
+        worker = self._worker
         job = worker.take(made.requests)
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
@@ -156,14 +149,43 @@ class TextApi(Api):
             said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
             LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
         try:
-            id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
-            head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
-            words = api.words(body, Source(head, self._tokenizer, job.requests, made.reader))
+            words = self._words(api, body, asked, made, keep)
             measured = worker.config.enable_per_request_metrics and api.measured and len(job.requests) == 1
             return job, MeasuredWords(words, job.requests[0]) if measured else words
         except BaseException:
             job.close()  # or its sequences would keep their places for ever
             raise
+
+    async def _search(self, api: ApiFormat, request: Request, body: Any, asked: TextRequest) -> Response:
+        """The answer to a request for the likeliest outputs."""
+        assert asked.beams is not None
+        worker, made = self._worker, await self._made(request, asked)
+        try:
+            done = [] if made is None else await search(worker, made.requests, asked.beams, request.receive)
+        except Exception as error:
+            raise worded(error, asked.fields, worker.config.request_timeout) from error
+        if made is None or not done:
+            return Response(status_code=CLIENT_GONE)
+        return JSONResponse(self._words(api, body, asked, made).whole(done))
+
+    def _words(self, api: ApiFormat, body: Any, asked: TextRequest, made: Made, keep: Keep | None = None) -> Words:
+        """Wording of the reply to a request."""
+        id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
+        head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
+        return api.words(body, Source(head, self._tokenizer, made.requests, made.reader))
+
+    async def _made(self, request: Request, asked: TextRequest) -> Made | None:
+        """The engine's requests for an admitted request; None if the client disconnects before its prompt is made."""
+        self._worker.admit(asked.sequences)
+        try:
+            work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
+            if work is not None:
+                return await unless_gone(request.receive, aside(work, self._prompts.make, asked))
+            if request.state.is_long:
+                return await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
+            return self._prompts.make(asked)  # of a short prompt, on the event loop
+        except RequestError as error:
+            raise refused(error, asked.fields) from error
 
     def _in_history(self, body: ResponsesRequest) -> tuple[TextRequest, Keep | None]:
         """Request continued from the body's previous response, and the callback that stores the new response."""

@@ -11,11 +11,17 @@ from pydantic import PrivateAttr
 
 from sametoken.engine.llm_requests import Prompt
 from sametoken.errors import RequestError
+from sametoken.options.sampling import SamplingParams
 from sametoken.server.fields import Body
 from sametoken.server.threads import SideWork
 
 ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
+# Sampling parameters that go with a beam search; others would have to change the scores, which are those of the model.
+SEARCHED = (
+    "n", "max_tokens", "logprobs", "stop_token_ids", "ignore_eos", "seed", "cache_salt", "temperature", "top_p",
+    "top_k", "min_p", "skip_special_tokens", "speculative", "include_stop_str_in_output",
+)  # fmt: skip
 Function = Mapping[str, Any]  # name, description and parameters (a JSON schema)
 
 
@@ -145,6 +151,26 @@ class ChatTalk:
     most_thinking: int | None = None
 
 
+class BeamSearch(NamedTuple):
+    """Search for the likeliest outputs in place of a draw; `length_penalty` is the power of their length in a rank."""
+
+    length_penalty: float
+
+    @classmethod
+    def of(cls, length_penalty: float | None, values: Mapping[str, Any], fields: Mapping[str, str]) -> BeamSearch:
+        """The search of a request with `values` and `fields`, see `TextRequest`.
+
+        Raises:
+            RequestError: a parameter is set that no beam follows; names the first one.
+        """
+        usual = SamplingParams()
+        for name, value in values.items():
+            if name not in SEARCHED and value is not None and value != getattr(usual, name):
+                advice = "leave one of them out"
+                raise RequestError("excludes use_beam_search", field=fields.get(name, name), advice=advice)
+        return cls(1.0 if length_penalty is None else length_penalty)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
     """One request for text.
@@ -159,6 +185,7 @@ class TextRequest:
         id: the client's, a part of the reply's. `user`: who asks, for the log.
         biases: numbers that are added to the scores of tokens, by id, or by a text for all of its tokens.
         forbids_end: whether no token that ends a reply may be drawn.
+        beams: search for the n likeliest outputs; None for draws.
     """
 
     values: Mapping[str, Any]
@@ -172,6 +199,7 @@ class TextRequest:
     user: str | None = None
     biases: Mapping[int | str, float] = field(default_factory=dict)
     forbids_end: bool = False
+    beams: BeamSearch | None = None
 
     def with_biases(self, biases: Mapping[int | str, float], *, forbids_end: bool) -> TextRequest:
         """The request with these biases."""
