@@ -79,6 +79,7 @@ class _Off:
 STAND_INS: dict[str, Any] = {
     "get_open_port": get_open_port, "get_tokenizer": get_tokenizer, "ModelConfig": ModelConfig, "envs": _Off(),
     "current_platform": _Nothing(), "hf_api": _Nothing, "__version__": "0.33.0", "HAS_TRITON": False,
+    "VLLM_USE_RUST_FRONTEND": False,
     "version": SimpleNamespace(_prev_minor_version=lambda: "0.32"), "_prev_minor_version": lambda: "0.32",
 }  # fmt: skip
 
