@@ -39,7 +39,7 @@ class Beam(NamedTuple):
 
     def rank(self, penalty: float) -> float:
         """Score by which beams are compared: higher is better."""
-        return self.total / len(self.tokens) ** penalty
+        return float(self.total / len(self.tokens) ** penalty)
 
 
 def grow(
