@@ -8,7 +8,6 @@ import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
 from sametoken.control.choice import POWER, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, cheapest
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
-from sametoken.control.policy import Policy
+from sametoken.control.policy import KEPT, Policy
 from sametoken.control.trials import AFTER_READING, FIRST, READ_SHARE, SHARE
 from sametoken.model.expert_config import ExpertConfig
 
@@ -140,12 +139,6 @@ class World:
 # --- the choice
 
 
-def dear(policy: Policy, seconds: float) -> None:
-    """As if choices took so long."""
-    for plan in policy._plans.values():
-        plan.choosing = seconds
-
-
 def gains_of(chances: Sequence[Sequence[float]]) -> list[list[float]]:
     """Guesses expected to come true with paths of 1, 2, .. tokens, [R][L]."""
     return np.cumsum(np.cumprod(np.array(chances), axis=1), axis=1).tolist()  # type: ignore[no-any-return]
@@ -221,22 +214,13 @@ def test_nobody_drafts_beyond_its_limits(
 # --- whole runs
 
 
-@pytest.mark.parametrize(("scale", "steps"), [(1.0, 1), (1e-3, 2)], ids=["of a second", "of a millisecond"])
-def test_a_trial_after_a_rest_has_a_step_to_warm_caches_where_that_counts(scale: float, steps: int) -> None:
-    costs = measured({count: scale * seconds for count, seconds in STEEP.items()}, 0.06 * scale)
-    world = World({"model": 0.0}, 4, costs)
-    drafted = [max(limits) > 0 for limits in world.run(600)][100:]
-    trials = [len(list(found)) for tried, found in itertools.groupby(drafted) if tried]
-    assert trials
-    assert set(trials[:-1]) == {steps}  # the last one may be cut
-
-
 @pytest.mark.parametrize("batch", [1, 4, 32])
 @pytest.mark.parametrize("step", [FLAT, STEEP], ids=["flat", "steep"])
 def test_without_acceptance_it_ends_at_nothing_and_costs_next_to_nothing(batch: int, step: dict[int, float]) -> None:
     world = World({"model": 0.0}, batch, measured(step))
     world.run(200)
     assert 1 - world.speed_up < 0.05  # learning included
+    world.run(800)
     before, plain = world.seconds, world.plain_seconds
     later = world.run(1500)
     assert (world.seconds - before) / (world.plain_seconds - plain) < 1 + 1.3 * SHARE
@@ -422,7 +406,10 @@ def test_a_batch_of_good_and_bad_rows_is_not_slower_than_plain(batch: int, bad: 
 
     Where half of the rows gain nothing at all, the others may be three times as fast at a bounded price.
     """
-    assert statistics.median(Shared(batch, bad=bad).ratios(5)) >= least
+    worlds = [Shared(batch, bad=bad) for _ in range(3)]
+    for seed, shared in enumerate(worlds):
+        shared.luck.seed(seed)
+    assert statistics.mean(statistics.median(shared.ratios(5)) for shared in worlds) >= least
 
 
 @pytest.mark.parametrize("factor", [0.4, 2.5])
@@ -458,8 +445,8 @@ def test_a_start_on_a_busy_machine_leaves_the_drafts_out_for_seconds_only(step: 
 def test_a_copy_that_comes_true_is_preferred_to_the_model_and_the_model_fills_in() -> None:
     cheap = measured(draft=0.02)
     world = World({"model": 0.8, "host": 0.9}, 1, cheap, offers={"host": 0.5}, methods=("model", "host"))
-    world.run(300)
-    assert [each.methods for each in world.used[-40:]].count(("host", "model")) >= 36
+    world.run(1200)
+    assert [each.methods for each in world.used[-400:]].count(("host", "model")) >= 340
 
 
 def test_a_copy_that_does_not_come_true_gives_way_to_the_model() -> None:
@@ -503,8 +490,9 @@ def test_drafters_that_are_right_at_the_same_places_are_not_joined() -> None:
     assert sum(each.joined for each in world.used) <= 20
     alone = World({"host": 0.7}, 1, methods=("host",))
     for each in (world, alone):
+        each.run(1000)
         each.tokens = each.seconds = 0.0
-        each.run(2000)
+        each.run(3000)
     assert world.speed_up > 0.96 * alone.speed_up
 
 
@@ -834,20 +822,21 @@ def test_a_place_given_up_is_thought_well_of_again() -> None:
     assert low < 0.2 < 0.5 < seen.engine[2]
 
 
-def test_a_rest_lasts_until_something_changes() -> None:
-    """While nobody drafts and nothing changes, `again` stands for `choose`; a trial or another batch ends it."""
+def test_a_choice_holds_for_some_steps_or_until_something_changes() -> None:
+    """`again` stands for `choose` meanwhile; another batch, or prompts beside it, end that."""
     world = World({"model": 0.0}, 4, measured(STEEP))
     world.run(400)
     policy = world.policy
-    dear(policy, 1.0)
+    assert policy.choose(world.rows())
+    kept = 0
+    while policy.again([0, 1, 2, 3], [8, 8, 8, 8], 0):
+        kept += 1
+    assert 0 < kept < 3 * KEPT
     policy.choose(world.rows())
-    rested = 0
-    while requested := policy.again([0, 1, 2, 3], [8, 8, 8, 8], 0):
-        assert not any(each.limit for each in requested)
-        rested += 1
-    assert 0 < rested < 1000
     assert policy.again([0, 1, 2], [8, 8, 8], 0) is None
     assert policy.again([0, 1, 2, 3], [8, 8, 8, 8], 5) is None
+    assert policy.again([0, 1, 2, 9], [8, 8, 8, 8], 0) is None
+    assert policy.again([3, 2, 1, 0], [8, 8, 8, 8], 0) is not None
 
 
 def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> None:
@@ -863,42 +852,30 @@ def test_a_choice_is_kept_for_some_steps_and_never_beyond_a_row_s_limit() -> Non
     assert 0 < max(kept) < 100
 
 
-def test_rows_that_join_a_batch_draft_like_the_others_until_the_next_choice() -> None:
-    """One whose length is fixed drafts that; where most rows are new, there is a choice."""
+def test_rows_that_join_a_batch_are_chosen_for() -> None:
+    """One like the others soon drafts like them, and one whose length is fixed drafts that at once."""
     world = World({"model": 0.9}, 4, measured(FLAT, draft=0.01))
     world.run(200)
     policy, rows = world.policy, world.rows()
-    dear(policy, 1e3)  # a choice is dear
-    policy.choose(rows)
     new, fixed = (rows[0]._replace(id=7 + i, adaptive=not i) for i in range(2))
-    with mock.patch.object(policy, "_choose", side_effect=policy._choose) as chooses:
-        requested = [policy.choose([*rows[:3], each]) for each in (new, fixed)]
-        assert requested[0][3].limit in {each.limit for each in requested[0][:3]}
-        assert requested[1][3].limit == LONGEST
-        assert not chooses.called
-        assert all(each.limit for each in policy.choose([row._replace(id=20 + row.id) for row in rows]))
-        assert chooses.called
+    drafts = [policy.choose([*rows[:3], new]) for _ in range(40)]
+    assert statistics.median(each[3].limit for each in drafts) >= 1
+    assert all(policy.choose([*rows[:3], fixed])[3].limit == LONGEST for _ in range(20))
 
 
 def test_only_rows_whose_guesses_are_priced_may_draft_more_than_planned() -> None:
-    """Chains end by worth in dear batches: not those of a row that joined, nor where a row of fixed length did."""
+    """Chains end by worth, but not those of a trial, nor where a row of fixed length drafts beside."""
     world = World({"model": 0.5}, 4, measured({1: 100.0, 64: 400.0}, draft=1.0))
     world.run(100)
     policy, rows = world.policy, world.rows()
-    dear(policy, 1e6)
+    assert not any(each.siblings for _ in range(20) for each in policy.choose(rows))
     policy.stoppable["model"] = True
-    policy.choose([row._replace(id=30 + row.id) for row in rows])  # most are new, so there is a choice
-    known = [row._replace(id=30 + row.id) for row in rows]
-    while policy._plan.trials:
-        policy.choose(known)
-    open_, joined = policy.choose(known), policy.choose([*known[:3], rows[0]._replace(id=99)])
-    assert all(each.limit == LONGEST and each.siblings for each in open_)
-    assert joined[0].siblings
-    assert 0 < joined[3].limit < LONGEST
-    assert not joined[3].siblings
-    fixed = policy.choose([*known[:3], rows[0]._replace(id=100, adaptive=False)])
-    assert not any(each.siblings for each in fixed)
-    assert not policy.expected_cost
+    open_ = [each for _ in range(40) for each in policy.choose(rows)]
+    assert statistics.median(each.siblings for each in open_) > 0
+    assert all(each.limit == LONGEST for each in open_ if each.siblings)
+    for _ in range(20):
+        assert not any(each.siblings for each in policy.choose([*rows[:3], rows[0]._replace(id=100, adaptive=False)]))
+        assert not policy.expected_cost
 
 
 def test_a_padded_batch_computes_as_many_nodes_for_every_row() -> None:
@@ -929,12 +906,7 @@ def test_a_row_that_may_emit_one_token_more_ends() -> None:
     """A choice that is kept says why a row has no draft, as a new one would."""
     policy = Policy(slots, runs_model, LONGEST)
     policy.costs = Costs(measured())
-    row = DecodingRow(1, ("model",), 4, True, 50, 0, 5)
-    while True:
-        assert policy.choose([row])[0].limit
-        dear(policy, 1.0)
-        kept = policy.again([1], [0], 0)
-        if kept is not None:
-            break
+    policy.choose([DecodingRow(1, ("model",), 4, True, 50, 0, 5)])
+    kept = policy.again([1], [0], 0)
     assert kept is not None
     assert (kept[0].limit, kept[0].reason) == (0, "end")

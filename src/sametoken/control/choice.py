@@ -19,7 +19,6 @@ from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
 POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
-DEAR = 0.005  # seconds of a plain step, see `StepBatch`
 SAVING = 0.02  # of the time of its row's tokens that a further drafter must save to be asked
 
 
@@ -154,7 +153,6 @@ class StepBatch:
 
     Attributes:
         plain: seconds of the step without the drafts that are chosen.
-        dear: whether that is so long that what a single guess takes is known, and that cold caches cost nothing beside.
     """
 
     def __init__(
@@ -174,7 +172,6 @@ class StepBatch:
             more = [b - a for a, b in pairwise(slots)]
             self.verified[name] = [(1.0 + each.siblings) * m * k for m, k in zip(more, made[1:], strict=False)]
         self.plain = self.step(0.0)
-        self.dear = self.plain >= DEAR
 
     def step(self, nodes: float) -> float:
         """Seconds of the step with so many draft tokens, without drafting them and without prompts."""
@@ -215,8 +212,8 @@ class StepBatch:
         # Costs rise ever faster with tokens. Where what was learned says otherwise, which noise does, their mean holds.
         verify = max((many - few) / (1.5 * step.nodes), (many - self.plain) / (2.0 * step.nodes), 0.0)
         times = {}
-        for method, drafting in step.drafting.items():
-            count = max(1.0, drafting.active[0])
+        for method, active in step.active.items():
+            count = max(1.0, active[0])
             level, more = (self.costs.draft(method, n, 2) - self.costs.draft(method, n, 1) for n in (count, 2 * count))
             row = max(0.0, more - level) / count
             times[method] = Time(rate * verify, rate * row, rate * max(0.0, level - row * count))
@@ -281,33 +278,6 @@ class StepBatch:
         return least * (1.0 + SAVING * len(way.methods))
 
 
-class _Drafting:
-    """Work of one drafter in a step: `active` rows have a guess at each level, in `seconds` seconds altogether."""
-
-    def __init__(self, costs: Costs, method: str) -> None:
-        self._costs, self._method, self._factor = costs, method, 1.0
-        self.active, self._parts = list[float](), [0.0]  # seconds before correction: of the first guess, of each level
-        self.seconds = self._sum = 0.0
-
-    def add(self, place: int, rows: float) -> None:
-        """Add rows with a guess at a place of their paths."""
-        deeper = len(self.active) == place
-        if deeper:
-            self.active.append(0.0)
-            self._parts.append(0.0)
-        self.active[place] += rows
-        if place == 0:
-            self._put(0, self._costs.first(self._method, self.active[0]))
-        self._put(place + 1, self._costs.level(self._method, self.active[place]))
-        if deeper or place == 0:
-            self._factor = self._costs.factor(self._method, self.active[0], len(self.active))
-        self.seconds = self._sum * self._factor
-
-    def _put(self, place: int, seconds: float) -> None:
-        self._sum += seconds - self._parts[place]
-        self._parts[place] = seconds
-
-
 class _Step:
     """A step to which guesses are added.
 
@@ -316,25 +286,36 @@ class _Step:
 
     Attributes:
         nodes: expected draft tokens.
-        drafting: by method.
+        active: by method, rows with a guess at each level.
+        drafting: seconds of all drafts.
     """
 
     def __init__(self, batch: StepBatch, ways: Sequence[Way], rows: int = 1) -> None:
         self._batch, self._ways, self._rows = batch, ways, rows
-        self.nodes, self.drafting = 0.0, dict[str, _Drafting]()
+        self.nodes = self.drafting = 0.0
+        self.active = dict[str, list[float]]()
 
     def add(self, row: int, place: int) -> float:
         """Add a guess of a row; return the seconds of the step with all guesses so far."""
         batch, way = self._batch, self._ways[row]
         for method, share in zip(way.methods, way.shares, strict=True):
-            if method not in self.drafting:
-                self.drafting[method] = _Drafting(batch.costs, method)
             # Guesses after one that was not worth its cost are not made.
-            self.drafting[method].add(place, share * self._rows * batch.made[method][place])
+            self._draft(method, place, share * self._rows * batch.made[method][place])
             self.nodes += share * self._rows * batch.verified[method][place] if batch.ragged else 0.0
         if not batch.ragged:
             self.nodes = max(self.nodes, float(batch.nodes(way.methods, place + 1, way.joined) * len(batch.rows)))
-        return batch.step(self.nodes) + sum(each.seconds for each in self.drafting.values())
+        return batch.step(self.nodes) + self.drafting
+
+    def _draft(self, method: str, place: int, rows: float) -> None:
+        """Add rows with a guess of a method at a place of their paths."""
+        costs, active = self._batch.costs, self.active.setdefault(method, [])
+        if len(active) == place:
+            active.append(0.0)
+        before, after = active[place], active[place] + rows
+        more = costs.level(method, after) - costs.level(method, before)
+        if place == 0:
+            more += costs.first(method, after) - costs.first(method, before)
+        active[place], self.drafting = after, self.drafting + more * costs.factor(method, len(self._batch.rows))
 
 
 def _groups(methods: Sequence[str], runs_model: Callable[[str], bool]) -> list[tuple[tuple[str, ...], bool]]:

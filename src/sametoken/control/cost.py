@@ -69,53 +69,33 @@ class Curve:
 class Correction:
     """Logarithms of seconds seen over seconds expected, in cells of rows and of a second count, both by powers of 2.
 
-    A cell that was never seen follows those around it, the nearest most.
+    A cell that was never seen has the value of the nearest one.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # what was seen, and how often
-        self._thought: dict[tuple[int, int], float] = {}  # what is thought of a cell since
+        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # value, and observations up to `PRIOR`
+        self._nearest: dict[tuple[int, int], float] = {}
 
     def __call__(self, rows: float, count: float) -> float:
-        """Correction for a count beside `rows` rows."""
-        cell, at = _cell(rows), math.log2(1.0 + count)
-        place, part = int(at), at % 1.0
-        return (1.0 - part) * self._at(cell, place) + (part and part * self._at(cell, place + 1))
+        """The correction for `rows` rows and a second count."""
+        cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
+        if cell not in self._nearest:
+            far = [(abs(row - cell[0]) + abs(column - cell[1]), row, column) for row, column in self._cells]
+            self._nearest[cell] = self._cells[min(far)[1:]][0] if far else 0.0
+        return self._nearest[cell]
 
-    def _at(self, cell: int, place: int) -> float:
-        if (cell, place) not in self._thought:
-            total, weight = 0.0, 1e-3
-            for (row, column), (value, seen) in self._cells.items():
-                near = seen * 0.5 ** (abs(row - cell) + abs(column - place))
-                total, weight = total + near * value, weight + near
-            value, seen = self._cells.get((cell, place), (0.0, 0.0))
-            self._thought[cell, place] = min(1.0, seen) * value + max(0.0, 1.0 - seen) * total / weight
-        return self._thought[cell, place]
-
-    def known(self, rows: float, count: float) -> bool:
-        """True if the surrounding cells have enough observations."""
-        cell, at = _cell(rows), math.log2(1.0 + count)
-        around = {int(at + 0.1), int(at + 0.9)}
-        return all(self._cells.get((cell, place), (0.0, 0.0))[1] >= PRIOR for place in around)
-
-    def learn(self, rows: float, count: float, error: float, times: int = 1, share: float = 1.0) -> None:
-        """Correct the surrounding cells by a share of an error that was seen `times` times.
+    def learn(self, rows: float, count: float, error: float, times: int = 1) -> bool:
+        """Correct a cell by an error that was seen `times` times; return True if it had enough observations before.
 
         No disturbance makes work faster, so an estimate that is far too slow is corrected at once.
         """
-        cell, at = _cell(rows), math.log2(1.0 + count)
+        cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
+        value, seen = self._cells.get(cell, (self(rows, count), 0.0))
         at_once = min(0.0, error + STRIDE)
-        for place, part in ((int(at), 1.0 - at % 1.0), (int(at) + 1, at % 1.0)):
-            if part:
-                value, seen = self._cells.get((cell, place), (self._at(cell, place), 0.0))
-                rate = share * part * max(times / (times + seen), followed(times))
-                value += at_once + (error - at_once) * rate
-                self._cells[cell, place] = value, min(PRIOR, seen + part * times)
-        self._thought.clear()
-
-
-def _cell(rows: float) -> int:
-    return round(math.log2(max(rows, 1.0)))
+        share = max(times / (times + max(seen, 1.0)), followed(times)) * (0.5 if seen >= PRIOR else 1.0)
+        self._cells[cell] = value + at_once + (error - at_once) * share, min(PRIOR, seen + times)
+        self._nearest.clear()
+        return seen >= PRIOR
 
 
 def followed(times: int) -> float:
@@ -161,15 +141,15 @@ class Costs:
         """Seconds of each level, uncorrected."""
         return self._level[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._level else 0.0
 
-    def factor(self, method: str, rows: float, levels: int) -> float:
+    def factor(self, method: str, rows: float) -> float:
         """Correction factor of a draft."""
-        return math.exp(self._of(method)(rows, levels) + self._pace)
+        return math.exp(self._of(method)(rows, 0) + self._pace)
 
     def draft(self, method: str, rows: float, levels: int) -> float:
         """Seconds of paths of `levels` tokens for `rows` rows."""
         if not levels:
             return 0.0
-        return (self.first(method, rows) + levels * self.level(method, rows)) * self.factor(method, rows, levels)
+        return (self.first(method, rows) + levels * self.level(method, rows)) * self.factor(method, rows)
 
     def _of(self, method: str) -> Correction:
         return self._drafts.setdefault(method, Correction())
@@ -188,7 +168,7 @@ class Costs:
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._of(method).learn(rows, levels, min(STRIDE, error))
+        self._of(method).learn(rows, 0, min(STRIDE, error))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
         """Record that a step of `rows` rows and `nodes` draft tokens, without prompts, took `seconds` without drafts,
@@ -198,7 +178,5 @@ class Costs:
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # The same work again that takes longer is half the machine's pace and half news of this work; work that is not
         # known yet may have been measured wrongly at first.
-        known = self._steps.known(rows, nodes)
-        if known:
+        if self._steps.learn(rows, nodes, error, times):
             self._pace += max(error, -STRIDE) / 2.0 * followed(2 * times)
-        self._steps.learn(rows, nodes, error, times, 0.5 if known else 1.0)

@@ -5,52 +5,42 @@ Pure: no clock, no engine. It observes rows, accepted tokens and times, and retu
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from statistics import fmean, median, mode
 
-from sametoken.control.acceptance import MEMORY, PRIOR, Acceptance, Gate, Overlap
-from sametoken.control.choice import NO_GAIN, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, Way
+from sametoken.control.acceptance import PRIOR, Acceptance, Gate, Overlap
+from sametoken.control.choice import NO_GAIN, DecodingRow, RequestedDraft, StepBatch
 from sametoken.control.confidence import Confidence, Reliability
 from sametoken.control.cost import Costs
-from sametoken.control.trials import SHARE, Drafts, ReadingAccount, Trials, TrialStep
+from sametoken.control.trials import Drafts, Trials
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
+KEPT = 8  # steps for which a choice holds
 ANSWER = 256.0  # tokens of an answer before any was seen
 
 
 @dataclass
 class _Plan:
-    """Planned drafts for batches of about one size.
+    """Planned drafts of the next steps.
 
     Attributes:
-        kinds: schedule of trials. `trials`: drafts of the next steps in place of the planned ones.
-        drafts: by request. `usual`: those of a row with these methods.
-        steps: of such batches so far; `age`: since the choice. `until`: the step of the next choice.
-        choosing: seconds that a choice takes.
-        cost: seconds expected of a step without its prompts, in plain steps; 0 where not known.
-        rests: true if all rows may draft and none does.
-        warm: true if caches are warm for trials, or steps so long that it does not matter; see `Policy.again`.
+        batch: the batches that it is for: longest path, whether prompts are beside, digits of their rows.
+        drafts: by request.
+        trials: drafts of the next steps in place of the planned ones.
+        left: steps until the next choice.
+        cost: seconds expected of a step without its prompts, in plain steps; 0 if unknown.
         weights, times: see `Worth`: by request, and by method; empty if unknown.
     """
 
-    kinds: Trials
+    batch: tuple[int, bool, int] = (0, False, 0)
     drafts: Drafts = field(default_factory=dict)
-    usual: dict[tuple[str, ...], RequestedDraft] = field(default_factory=dict)
-    steps: int = 0
-    age: int = 0
-    until: int = 0
-    choosing: float = 0.0
+    trials: list[Drafts] = field(default_factory=list)
+    left: int = 0
     cost: float = 0.0
-    rests: bool = False
-    trials: list[TrialStep] = field(default_factory=list)
-    warm: bool = False
-    weights: dict[int, float] = field(default_factory=dict)
-    times: dict[str, Time] = field(default_factory=dict)
+    weights: Mapping[int, float] = field(default_factory=dict)
+    times: Mapping[str, Time] = field(default_factory=dict)
 
 
 class Policy:
@@ -90,16 +80,10 @@ class Policy:
         self._overlaps: dict[frozenset[str], Overlap] = {}
         self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}
-        self._plans: dict[tuple[int, bool, int], _Plan] = {}  # by longest path, prompts beside, digits of their rows
-        self._reading = ReadingAccount()
-        self._plan = _Plan(Trials(self._reading))  # the one of the last step
-        # Observations to learn before the next choice: functions to call, and times of steps.
-        self._news: list[Callable[[], object]] = []
-        self._took: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        self._trials = defaultdict[int, Trials](Trials)  # by digits of the number of rows
+        self._plan = _Plan()
         self._step = 0
-        self._chose = False  # true if the last call of `choose` made a choice
         self._needed = 0.0
-        self._warms = False  # true if a step drafts after a rest, which takes longer than the next ones will
         self.expected_cost = 0.0
         self._answer = ANSWER
 
@@ -119,12 +103,11 @@ class Policy:
 
     def expects(self, method: str) -> bool:
         """True if new rows will probably draft with this method, so that reading prompts with it pays."""
-        usual = self._plan.usual.values()
-        return not self.gate.closed and (not usual or any(method in each.methods for each in usual))
+        planned = self._plan.drafts.values()
+        return not self.gate.closed and (not planned or any(method in each.methods for each in planned))
 
     def chance(self, method: str) -> float:
         """Chance that the first guess of a method is accepted, over all requests."""
-        self._learn()
         return float(self._of(method).engine[1])
 
     def needed(self) -> float:
@@ -149,52 +132,38 @@ class Policy:
         models = [slots for model, slots in each if model]
         return host + sum(models) if joined else max([host, *models])
 
-    # Observations are learned together, right before the next choice: code and tables are in the processor's caches
-    # then, and not after a forward. A step of a small model is short.
-
     def learn(
         self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
         accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
         """Learn from verified drafts of `method`, see `Acceptance.learn`."""
-        seen = requests, asked, longest, accepted, siblings, saved
-        self._news.append(partial(self._of(method).learn, self._step, *seen))
+        self._of(method).learn(self._step, requests, asked, longest, accepted, siblings, saved)
 
     def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
         """Learn from verified guesses of several methods about one place; `accepted` of each were right."""
-        each = sorted(zip(methods, accepted, strict=True))
-        self._news.append(partial(self._overlap(methods).learn, [count for _, count in each]))
+        self._overlap(methods).learn([count for _, count in sorted(zip(methods, accepted, strict=True))])
 
     def learn_shares(
         self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
         kept: Sequence[int], seen: Reliability,
     ) -> None:  # fmt: skip
         """Learn from a verified chain of `method` with the shares of its guesses; see `Confidence.learn`."""
-        self._news.append(partial(self._confidence[method].learn, shares, sampled, drawn, kept, seen))
+        self._confidence[method].learn(shares, sampled, drawn, kept, seen)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """Record the time of a draft, see `Costs.saw_draft`."""
-        if self.costs is not None and not self._warms:
-            self._news.append(partial(self.costs.saw_draft, method, rows, levels, seconds))
+        if self.costs is not None:
+            self.costs.saw_draft(method, rows, levels, seconds)
 
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
         """Record the time of reading, see `Costs.saw_feed`."""
         if self.costs is not None:
-            self._news.append(partial(self.costs.saw_feed, method, tokens, seconds))
+            self.costs.saw_feed(method, tokens, seconds)
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """Record the time of a step, see `Costs.saw_step`."""
-        if self.costs is not None and not self._warms:
-            self._took.setdefault((nodes, rows), []).append((seconds, context))
-
-    def _learn(self) -> None:
-        news, took, self._news, self._took = self._news, self._took, [], {}
-        for learn in news:
-            learn()
-        for (nodes, rows), each in took.items():
-            seconds, contexts = zip(*each, strict=True)
-            assert self.costs is not None
-            self.costs.saw_step(nodes, rows, fmean(contexts), median(seconds), len(each))
+        if self.costs is not None:
+            self.costs.saw_step(nodes, rows, context, seconds)
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """Worth of guesses of `method` for these requests in the step chosen last; None if unknown.
@@ -209,23 +178,13 @@ class Policy:
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
         """Drop the counts of a request that ended."""
-        self._learn()
         for method in methods:
             self._of(method).forget(request)
-        for plan in self._plans.values():
-            plan.drafts.pop(request, None)
+        self._plan.drafts.pop(request, None)
 
-    def took(self, seconds: float) -> None:
-        """Record the seconds of the last call of `choose`."""
-        if self._chose:  # a stolen time slice counts as twice as much at most
-            before = self._plan.choosing
-            self._plan.choosing = (before + min(seconds, 2.0 * before or seconds)) / 2.0
-        self._chose = False
-
-    def _planned(self, rows: int, beside: int) -> tuple[_Plan, int]:
-        """Plan for such a batch, and the longest path in it."""
-        bound = 0 if self.gate.closed else self.bound(rows)
-        return self._plans.setdefault((bound, beside > 0, rows.bit_length()), _Plan(Trials(self._reading))), bound
+    def _batch(self, rows: int, beside: int) -> tuple[int, bool, int]:
+        """Batches that share a plan with this one; the first item is the longest path."""
+        return 0 if self.gate.closed else self.bound(rows), beside > 0, rows.bit_length()
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
         """Planned drafts of these requests, adapted to this step; None if `choose` must be called.
@@ -233,38 +192,29 @@ class Policy:
         Args:
             limits: longest useful path of each.
         """
-        plan, bound = self._planned(len(ids), beside)
-        if plan.steps >= plan.until or not all(request in plan.drafts for request in ids):
+        plan, batch = self._plan, self._batch(len(ids), beside)
+        if not plan.left or plan.batch != batch or not all(request in plan.drafts for request in ids):
             return None
-        self._plan, self._warms, self.expected_cost = plan, False, plan.cost
-        drafts = [self._open(request, bound) for request in ids]
-        plan.trials = [trial for trial in plan.trials if any(request in trial.drafts for request in ids)]
-        if plan.trials and plan.age:  # not in the step of the choice, which leaves the caches cold
-            trial, self.expected_cost = plan.trials[0], 0.0
-            drafts = [trial.drafts.get(request) or plan.drafts[request] for request in ids]
-            self._warms, plan.warm = plan.rests and not plan.warm, True
-            if not self._warms:
-                plan.kinds.made(plan.trials.pop(0), plan.steps)
-        plan.steps, plan.age, self._step = plan.steps + 1, plan.age + 1, self._step + 1
+        self.expected_cost = plan.cost
+        drafts = [self._open(request, batch[0]) for request in ids]
+        plan.trials = [trial for trial in plan.trials if any(request in trial for request in ids)]
+        if plan.trials:
+            trial, self.expected_cost = plan.trials.pop(0), 0.0
+            drafts = [trial.get(request) or plan.drafts[request] for request in ids]
+        plan.left, self._step = plan.left - 1, self._step + 1
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
         """Choose the draft of each row of the next step, which also reads up to `beside` prompt tokens."""
-        plan, bound = self._planned(len(rows), beside)
-        free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and bound]
+        batch = self._batch(len(rows), beside)
+        free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and batch[0]]
         if not free or self.costs is None:
-            self.expected_cost, self._warms, self._step = 0.0, False, self._step + 1
-            return [self._most(row, bound) for row in rows]
-        new = [row for row in rows if row.id not in plan.drafts]
-        # A row that joined them drafts like the others until the next choice.
-        joined = {row.id: plan.usual.get(row.methods) if row.adaptive else self._most(row, bound) for row in new}
-        if plan.steps >= plan.until or 2 * len(new) > len(rows) or None in joined.values():
-            self._choose(plan, rows, free, bound, beside)
-        else:
-            plan.drafts |= {request: draft for request, draft in joined.items() if draft is not None}
-            if not all(row.adaptive for row in new):
-                plan.cost, plan.times = 0.0, {}
-        requested = self.again([row.id for row in rows], [row.limit for row in rows], beside)
+            self.expected_cost, self._step = 0.0, self._step + 1
+            return [self._most(row, batch[0]) for row in rows]
+        limits = [row.limit for row in rows]
+        if (requested := self.again([row.id for row in rows], limits, beside)) is None:
+            self._plan = self._planned(batch, rows, free, beside)
+            requested = self.again([row.id for row in rows], limits, beside)
         assert requested is not None
         return requested
 
@@ -283,41 +233,30 @@ class Policy:
             return RequestedDraft(0, (), "threshold")
         return RequestedDraft(0, (), "batch" if row.limit else "end")
 
-    def _choose(self, plan: _Plan, rows: Sequence[DecodingRow], free: Sequence[int], bound: int, beside: int) -> None:
-        """Plan the best drafts of the free rows, given those of the other rows, and the trials."""
+    def _planned(
+        self, key: tuple[int, bool, int], rows: Sequence[DecodingRow], free: Sequence[int], beside: int
+    ) -> _Plan:
+        """The best drafts of the free rows, given those of the other rows, and the trials that are due."""
         assert self.costs is not None
-        self._learn()
-        requested = [self._most(row, bound) for row in rows]
+        requested = [self._most(row, key[0]) for row in rows]
         for i in free:
             requested[i] = NO_GAIN
         fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
         asked = {method: self._of(method) for i in free for method in rows[i].methods}
         batch = StepBatch(
-            rows, free, beside, fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, bound
+            rows, free, beside, fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, key[0]
         )
         found = batch.ways(self._step, lambda methods: self._overlap(methods).spread)
         choice, ways = min(((batch.choose(ways), ways) for ways in found), key=lambda each: each[0].wait)
         for i, length in enumerate(choice.lengths):
             if length:
                 requested[i] = RequestedDraft(length, ways[i].methods, joined=ways[i].joined)
-        self._keep(plan, batch, ways, choice, requested)
-        plan.cost = 0.0 if fixed else choice.seconds / batch.plain
-        priced = batch.dear and any(choice.lengths) and not fixed  # elsewhere chains end where the list says
-        plan.weights, plan.times = batch.worth(ways, choice) if priced else ({}, {})
-
-    def _keep(
-        self, plan: _Plan, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
-        requested: Sequence[RequestedDraft],
-    ) -> None:  # fmt: skip
-        """Keep a choice until another one is worth its time: at first for few steps, since little is measured."""
-        plan.drafts = {row.id: draft for row, draft in zip(batch.rows, requested, strict=True)}
-        groups: dict[tuple[str, ...], list[RequestedDraft]] = defaultdict(list)
-        for i in sorted(batch.free, key=lambda i: -batch.rows[i].limit):  # those that are about to end come last
-            groups[batch.rows[i].methods].append(requested[i])
-        plan.usual = {methods: mode(drafts) for methods, drafts in groups.items()}
-        plan.rests = len(batch.free) == len(batch.rows) and not any(choice.lengths)
-        plan.age, plan.warm = 0, batch.dear
-        plan.trials = plan.kinds.due(plan.steps, self._step, batch, ways, choice, requested)
-        self._needed, self._chose = plan.kinds.needed or self._needed, True
-        affordable = min(MEMORY, math.ceil(plan.choosing / (SHARE * choice.seconds)))
-        plan.until = plan.steps + 1 + int(min(affordable, plan.steps)) + len(plan.trials) + plan.rests
+        trials = self._trials[key[2]]
+        due = trials.due(batch, ways, choice, requested)
+        self._needed = trials.needed or self._needed
+        plan = _Plan(key, {row.id: draft for row, draft in zip(rows, requested, strict=True)}, due, KEPT + len(due))
+        if not fixed:
+            plan.cost = choice.seconds / batch.plain
+            if any(choice.lengths):
+                plan.weights, plan.times = batch.worth(ways, choice)
+        return plan

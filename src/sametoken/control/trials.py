@@ -1,92 +1,59 @@
 """Trial steps, made to learn something: plain, with longer or shorter paths, and with other drafters. Pure.
 
-The interval of a kind of trial grows with its estimated loss, so a cheap kind never waits for an expensive one. A draft
-model reads a prompt before its first guess of a request, which costs far more than that guess: such a reading is paid
-from an account of its own, and several steps follow it with the drafts that it made possible.
+One rule: a kind of trial is made while what it lost before is within its share of the budget. A draft model reads a
+prompt before its first guess of a request, which has a budget of its own, and several steps follow with the drafts that
+the reading made possible.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from sametoken.control.acceptance import PRIOR
 from sametoken.control.choice import RECALL, ChosenLengths, RequestedDraft, StepBatch, Way
 
-SHARE = 0.005  # of the time, most that trials lose, and that choices take
+SHARE = 0.005  # of the time, most that trials lose
 READ_SHARE = 0.01  # of the time, most that reading for trials takes
 FIRST = 12.0  # plain steps that reading for the first trials may take
+EARLY, RATE = 5.0, 0.05  # plain steps that a kind may lose besides, and at which share of the time
 AFTER_READING = 2 * int(PRIOR)  # guesses of a trial that reads
 Drafts = dict[int, RequestedDraft]  # by request
-
-
-class TrialStep(NamedTuple):
-    """Drafts of a trial in place of planned ones; a trial of this kind is made again `apart` steps later.
-
-    `read` plain steps are the time that its drafters need before their first guess.
-    """
-
-    kind: str
-    drafts: Drafts
-    apart: float
-    read: float
-
-
-class ReadingAccount:
-    """Account of what trials of one engine read, in plain steps."""
-
-    def __init__(self) -> None:
-        self.spent = 0.0
-
-    def left(self, steps: int) -> float:
-        """Plain steps that reading for the next trials may take, after `steps` steps of the engine."""
-        return max(0.5, FIRST + READ_SHARE * steps - self.spent)
 
 
 class Trials:
     """Trials of batches of about one size.
 
-    Args:
-        reading: of all trials.
-
     Attributes:
         needed: chance at which one guess a row would have paid when it was last tried.
     """
 
-    def __init__(self, reading: ReadingAccount) -> None:
-        self._reading = reading
-        self._next: dict[str, tuple[int, float]] = {}  # by kind, how many were made, and when the next one is due
+    def __init__(self) -> None:
+        self._steps, self._read = 0, 0.0  # steps of such batches; plain steps of reading
+        self._lost = defaultdict[str, float](float)  # by kind, in plain steps
+        self._turn = 0  # of the rows that guess
         self.needed = 0.0
 
     def due(
-        self, now: int, steps: int, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths,
-        planned: Sequence[RequestedDraft],
-    ) -> list[TrialStep]:  # fmt: skip
-        """Trials that are due, one after the other, in steps from step `now` of these batches on, after `steps` of the
-        engine.
-        """
-        kinds, found = self._kinds(batch, planned), list[TrialStep]()
-        affordable = self._reading.left(steps)
+        self, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
+    ) -> list[Drafts]:
+        """Drafts of the trials that are due, each in place of the planned ones of a step."""
+        kinds, found = self._kinds(batch, planned), list[Drafts]()
         for kind, wanted in kinds.items():
-            count, when = self._next.get(kind, (0, PRIOR))
-            if now < when:
+            if not self._steps or self._lost[kind] > min(EARLY, RATE * self._steps) + SHARE * self._steps / len(kinds):
                 continue
-            changed, debts = _read_within(affordable * batch.plain, batch, planned, wanted)
+            left = max(0.5, FIRST + READ_SHARE * self._steps - self._read)
+            changed, debts = _read_within(left * batch.plain, batch, planned, wanted)
             if not any(changed[i] != planned[i] for i in changed):
                 continue
             read, drafts = debts / batch.plain, {batch.rows[i].id: draft for i, draft in changed.items()}
             times = max(1, AFTER_READING // len(drafts)) if read > 1.0 else 1
-            lost = times * self._lost(batch, ways, choice, planned, changed) * len(kinds) / SHARE
-            # The estimated loss may be wrong, so the trial is repeated before long.
-            apart = min(max(PRIOR, lost), PRIOR * 2.0 ** min(count, 16))
-            found += [TrialStep(kind, drafts, apart, read), *[TrialStep(kind, drafts, apart, 0.0)] * (times - 1)]
-            affordable -= read
+            found += [drafts] * times
+            self._lost[kind] += max(0.0, times * self._loss(batch, ways, choice, planned, changed))
+            self._read += read
+            self._turn += kind == "guess"
+        self._steps += int(PRIOR)
         return found
-
-    def made(self, trial: TrialStep, now: int) -> None:
-        """Record that a trial is made in this step."""
-        self._next[trial.kind] = self._next.get(trial.kind, (0, 0.0))[0] + 1, now + trial.apart
-        self._reading.spent += trial.read
 
     def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
         """Drafts of a trial by kind, by index of a row."""
@@ -103,18 +70,17 @@ class Trials:
 
     def _guesses(self, off: Sequence[int], batch: StepBatch) -> Drafts:
         """One guess for some of the rows that draft nothing, in turn."""
-        count, some = self._next.get("guess", (0, 0.0))[0], min(len(off), int(PRIOR))
-        guesses = Drafts()
-        for place in range(count * some, (count + 1) * some):
+        some, guesses = min(len(off), int(PRIOR)), Drafts()
+        for place in range(self._turn * some, (self._turn + 1) * some):
             methods = batch.rows[off[place % len(off)]].methods
             guesses[off[place % len(off)]] = RequestedDraft(1, (methods[place // len(off) % len(methods)],))
         return guesses
 
-    def _lost(
+    def _loss(
         self, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft],
         changed: Mapping[int, RequestedDraft],
     ) -> float:  # fmt: skip
-        """Estimated loss of a trial, in plain steps, or in planned steps if they draft."""
+        """Estimated loss of a step of a trial, in plain steps, or in planned steps if they draft."""
         tried = list(ways)
         for i, draft in changed.items():
             if draft.limit and draft.methods != ways[i].methods:  # other drafters run in every step
@@ -123,7 +89,7 @@ class Trials:
         if any(draft.limit for draft in planned):
             return wait / choice.wait - 1.0
         self.needed = (seconds / batch.plain - 1.0) * len(batch.rows) / len(changed)
-        return (1.0 if batch.dear else 2.0) * (seconds / batch.plain - 1.0)  # see `Policy.again`
+        return seconds / batch.plain - 1.0
 
 
 def _asks_all(draft: RequestedDraft, methods: tuple[str, ...], runs_model: Callable[[str], bool]) -> RequestedDraft:

@@ -69,7 +69,6 @@ class Drafting:
         if requested is None:
             with (clock := Clock()):
                 requested = self.policy.choose([self._row(request) for request in pending], beside)
-            self.policy.took(clock.seconds)
             self._meter.aside.seconds += clock.seconds
         return requested
 
