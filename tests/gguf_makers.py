@@ -306,12 +306,22 @@ def add_pieces(writer: gguf.GGUFWriter, content: dict[str, Any], template: str) 
     writer.add_chat_template(template)
 
 
-def embedded_gguf(folder: Path, name: str, kind: Type) -> tuple[Path, Path]:
-    """An embedded model as a GGUF file, and the directory that it was made from."""
+def embedded_gguf(folder: Path, name: str, kind: Type, **ids: int) -> tuple[Path, Path]:
+    """An embedded model as a GGUF file, and the directory that it was made from.
+
+    Args:
+        ids: further keys of the tokenizer, for example `fim_pre_token_id`.
+    """
     source = Path(embedded.target(name) if name == "embedded" else embedded.draft(name))
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     tokenizer = Path(embedded.target("embedded"))
     content, template = json_object(tokenizer / "tokenizer.json"), (tokenizer / "chat_template.jinja").read_text()
     file = folder / f"{name}.gguf"
-    write_gguf(file, model, lambda name: kind, metadata=lambda writer: add_pieces(writer, content, template), tokens=())
+
+    def metadata(writer: gguf.GGUFWriter) -> None:
+        add_pieces(writer, content, template)
+        for key, token in ids.items():
+            writer.add_uint32(f"tokenizer.ggml.{key}", token)
+
+    write_gguf(file, model, lambda name: kind, metadata=metadata, tokens=())
     return file, tokenizer

@@ -40,6 +40,7 @@ from sametoken.model.config import ModelConfig  # noqa: E402
 from sametoken.model.formats.base import signed_bytes  # noqa: E402
 from sametoken.model.formats.coded import Coded, joined  # noqa: E402
 from sametoken.model.linear import Linear  # noqa: E402
+from sametoken.server.llama.infill import Marks, find_marks  # noqa: E402
 
 TYPES = (
     Type.Q8_0, Type.Q4_0, Type.MXFP4, Type.Q4_K, Type.Q5_K, Type.Q6_K, Type.Q5_0, Type.Q4_1, Type.Q5_1, Type.IQ4_NL,
@@ -381,6 +382,14 @@ def test_tokenizer_of_a_file(tmp_path: Path) -> None:
     assert ours.bos_id == theirs.bos_id
     messages = [{"role": "user", "content": "Hello"}]
     assert ours.apply_chat_template(messages) == theirs.apply_chat_template(messages)
+
+
+def test_marks_of_a_gap_are_those_that_the_file_names(tmp_path: Path) -> None:
+    ids = {"fim_pre_token_id": 300, "fim_suf_token_id": 301, "middle_token_id": 302, "fim_sep_token_id": 303}
+    file, source = embedded_gguf(tmp_path, "embedded", Type.Q8_0, **ids)
+    found = find_marks(load_tokenizer(resolve(file)))
+    assert found == Marks(300, 301, 302, None, 303, (303,))
+    assert find_marks(load_tokenizer(source)) is None
 
 
 @pytest.mark.parametrize(

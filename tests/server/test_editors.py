@@ -5,6 +5,7 @@ Fields and values are those of their sources of 2025 (autoload/llama.vim, src/ll
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,6 +76,23 @@ def test_a_gap_is_filled(served: Running, asked: dict[str, Any]) -> None:
     else:
         assert body["timings"]["predicted_n"] <= 8
         assert body["tokens_cached"] > 0
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}], ids=["whole", "streamed", "twice"])
+def test_the_suffix_of_completions_is_the_same_gap(served: Running, more: dict[str, Any]) -> None:
+    gap = {"input_prefix": "a\n", "input_suffix": "b\n", "n_predict": 8, "temperature": 0, "top_k": 0, "top_p": 1}
+    expected = served.post("/infill", gap).json()["content"]
+    asked = {"prompt": "a\n", "suffix": "b\n", "max_tokens": 8, "temperature": 0, **more}
+    answer = served.post("/v1/completions", asked)
+    assert answer.status_code == 200, answer.text
+    if "stream" in more:
+        lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+        found = ["".join(json.loads(line)["choices"][0]["text"] for line in lines)]
+    else:
+        found = [choice["text"] for choice in answer.json()["choices"]]
+    assert found == [expected] * more.get("n", 1)
+    without = served.post("/v1/completions", {**asked, "suffix": None, "stream": False}).json()["choices"][0]["text"]
+    assert without != expected, "the suffix is read"
 
 
 def test_other_files_are_read_in_advance(served: Running) -> None:

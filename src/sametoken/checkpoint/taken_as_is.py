@@ -9,6 +9,8 @@ from typing import Any
 from sametoken.errors import CheckpointError, shown
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Marks of a gap in a text, which only settings have that were written from a GGUF file.
+GAP = ("fim_pre_token", "fim_suf_token", "fim_mid_token", "fim_rep_token", "fim_sep_token", "fim_pad_token")
 
 # (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
 # tokenizer from the vocabulary and its own idea of the family, which need not agree with the file.

@@ -29,7 +29,7 @@ from sametoken.checkpoint.chat import (
 )
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_json, transformers_tokenizer
-from sametoken.checkpoint.taken_as_is import NAMED, is_taken_as_is, spelling
+from sametoken.checkpoint.taken_as_is import GAP, NAMED, is_taken_as_is, spelling
 from sametoken.checkpoint.tokenizer_trial import TextCost, worded
 from sametoken.errors import (
     CheckpointError,
@@ -236,6 +236,10 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(text)
         return found
 
+    def named_id(self, name: str) -> int | None:
+        """The token that the checkpoint names so, for example `eos_token` or `fim_pre_token`; None if it names none."""
+        return self.token_id(self._special_tokens[name]) if name in self._special_tokens else None
+
     def token_text(self, token: int) -> str:
         """A token as the vocabulary spells it, for example "▁the"; "<no token 9>" for a padding row of the model."""
         text: str | None = self._backend.id_to_token(token)
@@ -350,7 +354,7 @@ def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
     eos_ids = [index for stated in configs for index in _ids(stated.get("eos_token_id"))]
     templates = read_templates(directory, settings)
     if ours or (content is not None and is_taken_as_is(directory, config, settings, content)):
-        named = {key: spelling(settings[key]) for key in NAMED if settings.get(key)}
+        named = {key: spelling(settings[key]) for key in (*NAMED, *GAP) if settings.get(key)}
         return Tokenizer(_backend(directory), named, templates, eos_ids, str(settings.get("tokenizer_class") or KIND))
     rebuilt = transformers_tokenizer(directory)
     if not rebuilt.is_fast:

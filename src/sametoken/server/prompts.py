@@ -53,7 +53,7 @@ class Prompts:
         self._trusts = config.trust_request_chat_template
         self._template_options = config.default_template_options or {}
         self._style = find_style(config.reasoning_parser, self._tokenizer.chat_templates)
-        self._marks = find_marks(self._tokenizer.token_id)
+        self._marks = find_marks(self._tokenizer)
         self._specials = {self._tokenizer.token_text(token) for token in self._tokenizer.special_ids}
 
     def make(self, asked: TextRequest) -> Made:

@@ -29,7 +29,7 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-VERSION = 4  # of what is written into the directory
+VERSION = 5  # of what is written into the directory
 MOST = 64  # directories that are kept
 PART, ABANDONED_S = ".part-", 3600  # the name of what is being written; older ones are of killed processes
 

@@ -11,11 +11,17 @@ from typing import Any
 
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.splitting import BEGUN, NORMALISED, SPLITS, WHOLE_WORDS
+from sametoken.checkpoint.taken_as_is import GAP
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
 # Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
+# Keys of the settings by files' names for tokens; of two names for one, the later counts.
+NAMES = {
+    "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "prefix": "fim_pre_token",
+    "suffix": "fim_suf_token", "middle": "fim_mid_token", **{key.removesuffix("_token"): key for key in GAP},
+}  # fmt: skip
 TOKEN_TYPES = range(7)  # undefined, normal, unknown, control, user defined, unused, byte
 NO_TOKEN = (-1, 2**32 - 1)  # ids that stand for none
 SPACE = "\u2581"
@@ -53,10 +59,10 @@ def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dic
     begins = bos if facts.get("add_bos_token", model == "llama" or pre in BEGUN) else None
     content["post_processor"] = _around(begins, eos if facts.get("add_eos_token", False) else None, tokens)
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for name in ("bos", "eos", "unknown", "padding"):
+    for name, key in NAMES.items():
         index = _token(facts, name, tokens, where)
         if index is not None:
-            settings[{"unknown": "unk", "padding": "pad"}.get(name, name) + "_token"] = tokens[index]
+            settings[key] = tokens[index]
     if isinstance(template := metadata.get("tokenizer.chat_template"), str):
         settings["chat_template"] = template
     special = {token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL}

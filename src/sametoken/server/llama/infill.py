@@ -6,14 +6,15 @@ Source: llama.cpp's format_infill (server-common.cpp), which finds marks by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from sametoken.errors import RequestError
 from sametoken.server.text_request import Infill
 
 BUDGET = 2048  # tokens of the file around the gap, at most: three quarters before it, one behind
 SNIPPET = "\n\n--- snippet ---\n\n"
-# Names of marks in vocabularies: before the prefix, before the suffix, before the middle.
+# Spellings of marks in vocabularies: before the prefix, before the suffix, before the middle. A checkpoint may name its
+# own (`fim_pre_token` and others), which count first.
 PREFIX = (
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
     "<|code_prefix|>", "[PREFIX]",
@@ -45,17 +46,26 @@ class Marks(NamedTuple):
     end_ids: tuple[int, ...]
 
 
-def find_marks(token_id: Callable[[str], int | None]) -> Marks | None:
-    """The marks of a vocabulary, which `token_id` looks up; None where a text cannot be filled in."""
+class Vocabulary(Protocol):
+    """Tokens by their spelling, and by the names that the checkpoint gives some."""
 
-    def first(names: Sequence[str]) -> int | None:
-        return next((token for token in map(token_id, names) if token is not None), None)
+    def token_id(self, text: str) -> int | None: ...
+    def named_id(self, name: str) -> int | None: ...
 
-    prefix, suffix, middle = first(PREFIX), first(SUFFIX), first(MIDDLE)
+
+def find_marks(vocabulary: Vocabulary) -> Marks | None:
+    """The marks of a vocabulary; None where a text cannot be filled in."""
+
+    def first(name: str, spellings: Sequence[str]) -> int | None:
+        found = (vocabulary.named_id(name), *map(vocabulary.token_id, spellings))
+        return next((token for token in found if token is not None), None)
+
+    prefix, suffix = first("fim_pre_token", PREFIX), first("fim_suf_token", SUFFIX)
+    middle = first("fim_mid_token", MIDDLE)
     if prefix is None or suffix is None or middle is None:
         return None
-    repository, file = first(REPOSITORY), first(FILE)
-    end_ids = tuple(mark for mark in (first(PAD), repository, file) if mark is not None)
+    repository, file = first("fim_rep_token", REPOSITORY), first("fim_sep_token", FILE)
+    end_ids = tuple(mark for mark in (first("fim_pad_token", PAD), repository, file) if mark is not None)
     return Marks(prefix, suffix, middle, repository, file, end_ids)
 
 
