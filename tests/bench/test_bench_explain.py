@@ -62,7 +62,7 @@ def test_the_table_ends_where_longer_drafts_get_worse() -> None:
 def test_without_decoding_steps_nothing_is_predicted() -> None:
     made = changed(cell([2], HALF), 1, steps=[])
     assert Outlook.of(made) is None
-    assert "raise --output-len" in explain(run_of(made))
+    assert "raise --max-tokens" in explain(run_of(made))
 
 
 # --- causes

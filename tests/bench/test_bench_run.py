@@ -210,7 +210,7 @@ def test_later_turns_follow_the_plain_answers(llm: LLM) -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused_before_anything_runs(llm: LLM) -> None:
-    with pytest.raises(PromptTooLongError, match="lower --prompt-len or --output-len"):
+    with pytest.raises(PromptTooLongError, match="lower --prompt-len or --max-tokens"):
         measure_grid(llm, [WORKLOAD], replace(GRID, prompt_lens=[llm.max_seq_len]), lambda _: None)
 
 
@@ -311,7 +311,7 @@ USAGE = [
     (["--workload", "no/such"], "--workload no/such: No such file"),
     (["--category", "chatt"], "did you mean 'chat'?"),
     (["--out", "/dev/null/x"], "--out /dev/null/x"),
-    (["--prompt-len", "100", "--output-len", "100", "--method", "ngram"], "lower --prompt-len or --output-len"),
+    (["--prompt-len", "100", "--output-len", "100", "--method", "ngram"], "lower --prompt-len or --max-tokens"),
 ]
 
 

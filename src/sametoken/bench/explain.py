@@ -104,7 +104,7 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
     lines = [_verdict_of(cell)]
     outlook = Outlook.of(cell)
     if outlook is None or best.max_draft_len not in outlook.costs:
-        return "\n".join([*lines, "  The outputs are too short to say more: raise --output-len."])
+        return "\n".join([*lines, "  The outputs are too short to say more: raise --max-tokens."])
     case = Evidence(cell, best, outlook.costs[best.max_draft_len], outlook, others)
     table = outlook.table()
     lines += [f"  {_advice(case, table)}", f"  {_where_time_goes(case)}"]

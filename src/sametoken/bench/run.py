@@ -156,7 +156,7 @@ def _check_room(llm: LLM, prompts: Prepared, output_len: int) -> None:
     if longest + output_len > llm.max_seq_len:
         raise PromptTooLongError(
             f"the longest prompt has {longest} tokens and the output {output_len}, the context holds "
-            f"{llm.max_seq_len}; lower --prompt-len or --output-len"
+            f"{llm.max_seq_len}; lower --prompt-len or --max-tokens"
         )
 
 
