@@ -166,7 +166,7 @@ def test_kept_weights_belong_to_one_content_and_format(
     assert same(changed, load(directory))
 
 
-@pytest.mark.parametrize("damage", ["truncated", "without a tensor", "empty", "without files"])
+@pytest.mark.parametrize("damage", ["truncated", "altered", "without a tensor", "empty", "without files"])
 def test_a_damaged_entry_is_made_again(
     damage: str, tmp_path: Path, kept: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,6 +176,12 @@ def test_a_damaged_entry_is_made_again(
     file = entry / "weights.safetensors"
     if damage == "truncated":
         file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "altered":
+        with file.open("r+b") as opened:
+            opened.seek(-1000, 2)
+            opened.write(bytes(each ^ 255 for each in file.read_bytes()[-1000:-900]))
+        later = file.stat().st_mtime + 2
+        os.utime(file, (later, later))
     elif damage == "empty":
         file.write_bytes(b"")
     elif damage == "without files":
@@ -403,4 +409,4 @@ def test_a_new_layout_needs_a_new_version() -> None:
         kept = each.pack(each.quantise(weight), 160, None).parts.values()
         content = b"".join(bytes(part.contiguous().view(torch.uint8).flatten().tolist()) for part in kept)
         found[name] = hashlib.sha256(content).hexdigest()[:12]
-    assert (weight_cache.VERSION, found) == (3, DIGESTS)
+    assert (weight_cache.VERSION, found) == (4, DIGESTS)

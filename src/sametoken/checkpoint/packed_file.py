@@ -1,7 +1,8 @@
 """A decoder's weights as the compiled kernels read them, in a safetensors file that is mapped and not read.
 
-Tensors lie at multiples of 64 bytes. The file `FACTS` beside it has what the weights are, and a digest of itself and of
-the other file's header, so that a damaged entry is found without reading its data.
+Tensors lie at multiples of 64 bytes. The file `FACTS` beside it has what the weights are, a digest of itself and of the
+other file's header, and the time when that file was written, so that a damaged or changed entry is found without reading
+its data.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sametoken.model.linear import Embedding, Linear
 FILE, FACTS = "weights.safetensors", "entry.json"
 ALIGNMENT = 64  # bytes of a cache line
 PIECE = 64 << 20  # bytes that are written at once
+SAME_NS = 1 << 30  # about a second: some archives and file systems keep whole ones
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -43,7 +45,8 @@ def write_packed(decoder: Decoder, place: Path, version: int) -> None:
     fields = ("format", "inputs", "outputs", "group")
     stated = {name: [getattr(packed.weight, field) for field in fields] for name, packed in weights.items()}
     size = sum(each.nbytes for each in tensors.values())
-    write_json(place / FACTS, {"bytes": size, "digest": _digest(header, stated, version), "weights": stated})
+    facts = {"bytes": size, "changed": (place / FILE).stat().st_mtime_ns, "digest": _digest(header, stated, version)}
+    write_json(place / FACTS, {**facts, "weights": stated})
 
 
 def packed_bytes(decoder: Decoder) -> int:
@@ -60,6 +63,8 @@ def read_packed(decoder: Decoder, place: Path, version: int) -> None:
     """
     file, facts = place / FILE, json_object(place / FACTS)
     stated: Mapping[str, Any] = facts["weights"]
+    if abs(file.stat().st_mtime_ns - facts["changed"]) > SAME_NS:
+        raise ValueError("it was changed after it was written")
     with file.open("rb") as opened:
         (length,) = struct.unpack("<Q", opened.read(8))
         if facts["digest"] != _digest(opened.read(min(length, file.stat().st_size)), stated, version):
