@@ -37,11 +37,27 @@ def test_directories_of_changed_and_absent_files_are_removed(file: Path, tmp_pat
     before, other = directory_of(file, cache), copied(file, "other.gguf")
     directory_of(other, cache)
     other.unlink()
+    os.utime(before, (time.time() - 7200,) * 2)
     os.utime(file, (1, 1))
     after = directory_of(file, cache)
     assert after != before
     assert kept(cache) == {after}
     assert directory_of(file, cache) == after
+
+
+def test_what_another_version_uses_of_the_same_file_stays(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each of two versions that share a cache would remove what the other is about to read."""
+    cache = tmp_path / "cache"
+    theirs = directory_of(file, cache)
+    monkeypatch.setattr(directory, "VERSION", directory.VERSION + 1)
+    ours = directory_of(file, cache)
+    assert kept(cache) == {theirs, ours}
+    monkeypatch.undo()
+    os.utime(theirs, (time.time() - 7200,) * 2)
+    assert directory_of(file, cache) == theirs  # in use again, and no longer old
+    assert time.time() - theirs.stat().st_mtime < 600
 
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(file: Path, tmp_path: Path) -> None:

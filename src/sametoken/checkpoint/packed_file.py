@@ -1,8 +1,8 @@
 """A decoder's weights as the compiled kernels read them, in a safetensors file that is mapped and not read.
 
 Tensors lie at multiples of 64 bytes. The file `FACTS` beside it has what the weights are, a digest of itself and of the
-other file's header, and the time when that file was written, so that a damaged or changed entry is found without reading
-its data.
+other file's header, and the time when that file was written, so that a damaged or changed entry is found without its
+data being read.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ from sametoken.model.formats.coded import Coded
 
 VERSION = 5  # of what is written into the directory
 MOST = 64  # directories that are kept
-PART, ABANDONED_S = ".part-", 3600  # the name of what is being written; older ones are of killed processes
+PART = ".part-"  # the name of what is being written
+ABANDONED_S = 3600  # without use: of a killed process, or of nobody any more
 
 
 def directory_of(file: Path, cache: Path) -> Path:
@@ -89,14 +90,17 @@ def _written(place: Path, contents: Mapping[str, Any], file: Path) -> Path:
 
 
 def _tidy(cache: Path, file: Path) -> None:
-    """Remove directories of files that are gone, of this one as it was, and of killed processes; then the oldest."""
+    """Remove directories of files that are gone, of this one as it was, and of killed processes; then the oldest.
+
+    Another version of this package has another directory for the same file, perhaps one that it is about to read.
+    """
     now, kept = time.time(), []
     for place in cache.iterdir():
         link, age = place / LINK, now - place.lstat().st_mtime
         if place.name.startswith(PART):
             useless = age > ABANDONED_S
         else:
-            useless = link.is_symlink() and (not link.exists() or link.readlink() == file)
+            useless = link.is_symlink() and (not link.exists() or (link.readlink() == file and age > ABANDONED_S))
         if useless:
             shutil.rmtree(place, ignore_errors=True)
         elif link.is_symlink() and not place.name.startswith(PART):
