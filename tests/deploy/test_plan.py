@@ -22,10 +22,9 @@ from engine_flags import (
 )
 
 from sametoken import embedded
-from sametoken.deploy.plan.dynamo import INFRASTRUCTURE
-from sametoken.deploy.plan.engines import ENGINES
+from sametoken.deploy.plan.engines import ENGINES, ranges
 from sametoken.deploy.plan.launch import Launch, Wanted
-from sametoken.deploy.plan.vllm import ranges
+from sametoken.deploy.plan.targets import INFRASTRUCTURE
 from sametoken.errors import ConfigError
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig

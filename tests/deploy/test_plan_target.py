@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sametoken.deploy.plan.target import check_target
+from sametoken.deploy.plan.models import check_target
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 96, "num_hidden_layers": 2,

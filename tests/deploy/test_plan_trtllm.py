@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from sametoken import embedded
+from sametoken.deploy.plan.engines import ENGINES
 from sametoken.deploy.plan.launch import Wanted
-from sametoken.deploy.plan.trtllm import translate
 from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
@@ -28,7 +28,7 @@ RELEASE = "nvcr.io/nvidia/tensorrt-llm/release"
 def group(method: str, draft: str | None = None, image: str = "", **more: Any) -> dict[str, Any]:
     """The group speculative_config of a plan."""
     speculative = SpeculativeConfig(method=method, max_draft_len=more.pop("max_draft_len", 4))
-    launch = translate(Wanted("org/target", draft, method, speculative, {}, image=image, **more))
+    launch = ENGINES["trtllm"](Wanted("org/target", draft, method, speculative, {}, image=image, **more))
     found: dict[str, Any] = yaml.safe_load(launch.files["trtllm.yml"])["speculative_config"]
     return found
 
@@ -39,7 +39,7 @@ def test_a_plan_has_the_words_of_the_document(name: str) -> None:
     asked = stated["speculative_config"]
     method = "draft_target" if name == "draft_target" else "eagle3"
     assert group(method, asked["speculative_model_dir"], max_draft_len=asked["max_draft_len"]) == asked
-    config = translate(Wanted("t", "d", method, SpeculativeConfig(method=method), {})).files["trtllm.yml"]
+    config = ENGINES["trtllm"](Wanted("t", "d", method, SpeculativeConfig(method=method), {})).files["trtllm.yml"]
     assert yaml.safe_load(config)["disable_overlap_scheduler"] == stated["disable_overlap_scheduler"]
 
 

@@ -182,6 +182,15 @@ def test_the_sdist_holds_what_its_tests_and_documents_need(dist: Path) -> None:
     assert not [name for name in packed if name.endswith((".so", ".pyc"))]
 
 
+def test_templates_of_deployments_are_inside(dist: Path) -> None:
+    names = {
+        f"sametoken/deploy/templates/{file.name}" for file in (ROOT / "src/sametoken/deploy/templates").glob("*.*")
+    }
+    assert len(names) > 10
+    for wheel in dist.glob("*.whl"):
+        assert names <= contents(wheel).keys()
+
+
 def test_licences_and_credits_are_inside(dist: Path) -> None:
     for name in LICENCES:
         expected = (ROOT / name).read_bytes()

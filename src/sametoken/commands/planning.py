@@ -56,9 +56,8 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
         SametokenError: the engine has no option for something, or a file cannot be read.
     """
     from sametoken.deploy.plan.engines import ENGINES as TRANSLATIONS
-    from sametoken.deploy.plan.head import place_draft
     from sametoken.deploy.plan.launch import Wanted
-    from sametoken.deploy.plan.target import check_target, target_place
+    from sametoken.deploy.plan.models import check_target, place_draft, target_place
 
     check_engine(values)
     engine = values["engine"]

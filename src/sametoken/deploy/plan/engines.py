@@ -1,22 +1,131 @@
-"""The engines and the targets of a plan, by the names that users give them."""
+"""The engines by the names that users give them, each with a template of its command in `deploy/templates`.
+
+A template has sections, the fields of a `Launch`, each below a line [FIELD].
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
 
-from sametoken.deploy.plan import compose, dynamo, kubernetes, ours, sglang, shell, slurm, trtllm, vllm
-from sametoken.deploy.plan.launch import Launch, Wanted
+from markupsafe import Markup
 
-ENGINES: dict[str, Callable[[Wanted], Launch]] = {
-    "sametoken": ours.translate,
-    "vllm": vllm.translate,
-    "sglang": sglang.translate,
-    "trtllm": trtllm.translate,
-}
-TARGETS: dict[str, Callable[[Launch], str]] = {
-    "shell": shell.render,
-    "compose": compose.render,
-    "kubernetes": kubernetes.render,
-    "slurm": slurm.render,
-    "dynamo": dynamo.render,
-}
+from sametoken import kinds
+from sametoken.deploy.plan.launch import Launch, Stated, Wanted, spelled
+from sametoken.deploy.templates import render
+from sametoken.errors import ConfigError
+from sametoken.options.serving import elsewhere
+
+TITLES = {"sametoken": "sametoken", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+OURS, TRTLLM = "sametoken", "trtllm"
+NEWER = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc12"
+OLD_NAMES, NEW_NAMES = "trtllm-1.2", "trtllm-1.3"  # tools in the records of kinds
+MOST = 65536  # sequences of a batch; larger than vLLM's limits
+SECTION = re.compile(r"(?m)^\[(\w+)\]\n")
+
+
+def translate(engine: str, wanted: Wanted) -> Launch:
+    """The command of an engine, and its files.
+
+    Raises:
+        ConfigError: the engine has no option for something that was stated.
+    """
+    stated, title = Stated(wanted.stated), TITLES[engine]
+    values: dict[str, Any] = wanted._asdict() | {
+        "o": stated,
+        "s": wanted.speculative,
+        "kind": None if engine == OURS or wanted.method is None else name_of(wanted.method, engine, wanted.image),
+        "host": wanted.stated.get("host", "127.0.0.1"),
+        "port": wanted.stated.get("port", 8000),
+        "served": wanted.served,
+        "gpus": wanted.gpus,
+        "ranges": ranges,
+        "refuse": _refuse,
+        "own": lambda group: _own_keys(engine, group, stated, wanted),
+        "as_stated": lambda name: Markup(shlex.join(own_words(name, getattr(stated, name)))),
+    }
+    stated.host, stated.port  # noqa: B018  # every template reads them by their own names
+    text = render(f"{engine}.sh", values)
+    _, *parts = SECTION.split(text)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    files = {name: render(name, values) for name in sections.get("files", "").split()}
+    stated.finish(title, dict(line.split(": ", 1) for line in sections.pop("refused").splitlines()))
+    words: dict[str, Any] = {
+        name: tuple(shlex.split(sections[name])) for name in ("program", "script", "worker", "options", "server")
+    }
+    return Launch(
+        engine=title,
+        **words,
+        image=sections["image"].strip(),
+        port=values["port"],
+        gpus=int(sections.get("gpus", wanted.gpus)),
+        served=wanted.served,
+        places=wanted.places,
+        metrics=sections.get("metrics", "/metrics").strip(),
+        files=files,
+        secrets=tuple(sections.get("secrets", "").split()),
+        notes=tuple(sections.get("notes", "").splitlines()),
+    )
+
+
+ENGINES: dict[str, Callable[[Wanted], Launch]] = {name: partial(translate, name) for name in TITLES}
+
+
+def _refuse(reason: str) -> NoReturn:
+    """Raise ConfigError for an option that a template cannot express."""
+    raise ConfigError(reason)
+
+
+def _own_keys(engine: str, group: str, stated: Stated, wanted: Wanted) -> dict[str, Any]:
+    """Keys and values of a group of the engine's speculative configuration, which are read of the stated options."""
+    names = elsewhere(engine, group)
+    for ours in names.values():
+        getattr(stated, ours)
+    return {theirs: getattr(wanted.speculative, ours) for theirs, ours in names.items()}
+
+
+def own_words(name: str, value: Any) -> list[str]:
+    """An option as our command line reads it: tables as SIZE:LENGTH, several values one by one."""
+    if isinstance(value, bool):
+        return [spelled(name if value else f"no_{name}")]
+    if isinstance(value, Mapping):
+        value = ",".join(f"{key}:{each}" for key, each in value.items())
+    several = value if isinstance(value, list | tuple) else (value,)
+    return [word for each in several for word in (spelled(name), str(each))]
+
+
+def ranges(schedule: dict[int, int]) -> list[list[int]]:
+    """[[first, last, tokens], ...] of a table of last batch sizes; vLLM would go on with the last length."""
+    found, first = [], 1
+    for last, tokens in sorted(schedule.items()):
+        found.append([first, last, tokens])
+        first = last + 1
+    return [*found, [first, MOST, 0]]
+
+
+def name_of(method: str, engine: str, image: str) -> str:
+    """Name of a kind of drafter in an engine.
+
+    Args:
+        image: of the container, whose version decides names of TensorRT-LLM: before 1.3 a table chose the class, since
+            then its own name does.
+
+    Raises:
+        ConfigError: it has no such drafts.
+    """
+    tool, title = engine, TITLES[engine]
+    if engine == TRTLLM:
+        found = re.search(r":v?(\d+)\.(\d+)", image)
+        tool = NEW_NAMES if found and (int(found[1]), int(found[2])) >= (1, 3) else OLD_NAMES
+        if (aliases := kinds.named(method).aliases) and tool not in aliases and NEW_NAMES in aliases:
+            raise ConfigError(f"--method {method}: {title} has such drafts since 1.3; give --image {NEWER}")
+    known = {kind.name: kind.aliases[tool][0] for kind in kinds.kinds() if tool in kind.aliases}
+    if method not in known:
+        raise ConfigError(
+            f"--method {method}: {title} has no such drafts; expected one of {', '.join(known)}, or use --engine "
+            "sametoken"
+        )
+    return known[method]

@@ -6,18 +6,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from sametoken import kinds
 from sametoken.errors import ConfigError
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig
 
-ADAPTIVE = "its drafts have one length; set --no-adaptive, and --max-draft-len or --draft-len-schedule"
-NO_TREES = "it verifies chains only; set --tree-top-k 1, or use an engine with trees for this draft"
-EVERYWHERE = {"adaptive": ADAPTIVE}  # reasons of every engine but ours
+# Reasons of every engine but ours.
+EVERYWHERE = {"adaptive": "its drafts have one length; set --no-adaptive, and --max-draft-len or --draft-len-schedule"}
 
 
 class Wanted(NamedTuple):
@@ -119,6 +117,11 @@ class Launch:
         return (python, *self.script)
 
     @property
+    def host(self) -> str:
+        """Address where the server listens."""
+        return self.server[self.server.index("--host") + 1]
+
+    @property
     def folders(self) -> list[str]:
         """Model and draft where they are directories of this machine."""
         return [place for place in self.places if place.startswith("/")]
@@ -131,92 +134,36 @@ class Launch:
 
 
 class Stated:
-    """The options that a user stated, taken out one by one."""
+    """The options that a user stated, as attributes by our names; those that a template reads are noted."""
 
-    def __init__(self, engine: str, wanted: Wanted) -> None:
-        self.engine = engine
-        self._left = dict(wanted.stated)
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values, self._read = dict(values), set[str]()
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """An option's value, once; `default` where it was not stated."""
-        return self._left.pop(name, default)
+    def __getattr__(self, name: str) -> Any:
+        """Value of an option, None where it was not stated."""
+        if name not in OPTIONS:
+            raise AttributeError(name)
+        self._read.add(name)
+        return self._values.get(name)
 
-    def named(self, table: Mapping[str, str], convert: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-        """The engine's names and values of the options of a table, in its order.
-
-        Args:
-            table: the engine's name by ours.
-            convert: the engine's value for ours, by our name; `ValueError` says why there is none.
-
-        Raises:
-            ConfigError: a value cannot be expressed.
-        """
-        found = {}
-        for name, theirs in table.items():
-            if name not in self._left:
-                continue
-            value = self._left.pop(name)
-            try:
-                found[theirs] = convert[name](value) if name in convert else value
-            except ValueError as error:
-                raise ConfigError(f"{spelled(name)} {value}: {self.engine} {error}") from error
-        return found
-
-    def finish(self, reasons: Mapping[str, str]) -> None:
-        """Refuse what is left, unless it equals our default.
+    def finish(self, engine: str, reasons: Mapping[str, str]) -> None:
+        """Refuse what was not read, unless it equals our default.
 
         Args:
+            engine: its name for people.
             reasons: why the engine cannot have it and what to do, by our name of the option.
 
         Raises:
             ConfigError: names the first that is left.
         """
-        for name, value in self._left.items():
+        for name, value in self._values.items():
             usual = False if name == "adaptive" else OPTIONS[name].field.default  # theirs: drafts of one length
-            if value == usual:
+            if name in self._read or value == usual:
                 continue
             reason = (EVERYWHERE | dict(reasons)).get(name, "it has no such option; leave it out")
-            raise ConfigError(
-                f"{self.engine} has no option for {spelled(name)}: {reason}; --engine sametoken supports it"
-            )
+            raise ConfigError(f"{engine} has no option for {spelled(name)}: {reason}; --engine sametoken supports it")
 
 
 def spelled(name: str) -> str:
     """One of our options as users write it."""
     return f"--{name.replace('_', '-')}"
-
-
-def words(options: Mapping[str, Any], dashes: bool = True) -> tuple[str, ...]:
-    """Names and values as words of a command line: True is the flag alone, False the flag with `no-`.
-
-    Args:
-        dashes: whether names have them in the place of underscores.
-    """
-    found: list[str] = []
-    for name, value in options.items():
-        flag = spelled(name) if dashes else f"--{name}"
-        if isinstance(value, bool):
-            found.append(flag if value else f"--no-{flag.removeprefix('--')}")
-        elif isinstance(value, list | tuple):
-            found += [flag, *map(str, value)]
-        else:
-            found += [flag, str(value)]
-    return tuple(found)
-
-
-def name_of(method: str, tool: str, engine: str) -> str:
-    """Name of a kind of drafter in an engine.
-
-    Args:
-        tool: the engine's name in the records of kinds. engine: its name for people.
-
-    Raises:
-        ConfigError: it has no such drafts.
-    """
-    known = {kind.name: kind.aliases[tool][0] for kind in kinds.kinds() if tool in kind.aliases}
-    if method not in known:
-        raise ConfigError(
-            f"--method {method}: {engine} has no such drafts; expected one of {', '.join(known)}, or use --engine "
-            "sametoken"
-        )
-    return known[method]
