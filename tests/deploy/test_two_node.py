@@ -186,14 +186,31 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signal_before_the_server_answers_ends_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
-    """The signal comes before there is a rank, which is then ended later; only so mpirun says that it ended."""
+    """mpirun is asked to end, which ends its ranks."""
     out = tmp_path / "out"
     monkeypatch.setenv("OUT", str(out))
-    (tmp_path / "rank").write_text("while :; do sleep 0.05; done")
-    script = f"kill -{name} $PPID; sleep 0.6; sh {tmp_path}/rank sametoken.cli & wait $!; echo ended > $OUT"
+    script = f"trap 'echo ended > $OUT; exit 1' TERM; kill -{name} $PPID; while :; do sleep 0.05; done"
     command(tmp_path, "mpirun", script, monkeypatch)
     assert deploy(replace(PLAN, port=9), lambda words: None) == code
     assert out.read_text() == "ended\n"
+
+
+@pytest.mark.usefixtures("alike")
+@pytest.mark.parametrize(("signals", "code"), [(1, 0), (2, 3)])
+def test_a_signal_to_a_server_that_answers_is_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, port: int, signals: int, code: int
+) -> None:
+    """mpirun gets SIGUSR1 for each signal, which it passes on to the ranks; SIGTERM would make it kill them."""
+    script = f"""
+trap 'exit 9' TERM
+trap 'count=$((count + 1)); [ $count -lt {signals} ] || exit {code}' USR1
+count=0 signals=0
+while :; do
+    sleep 0.2
+    [ ! -e {tmp_path}/chatted ] || [ $signals -ge {signals} ] || {{ signals=$((signals + 1)); kill -INT $PPID; }}
+done"""
+    command(tmp_path, "mpirun", script, monkeypatch)
+    assert deploy(replace(PLAN, port=port, drain=20), lambda words: (tmp_path / "chatted").touch()) == code
 
 
 @pytest.mark.usefixtures("alike")

@@ -453,7 +453,7 @@ def test_deploy_serves_until_it_is_told_to_end(hosts: Hosts) -> None:
         printed = out.read()
     assert "same versions, same files, enough memory" in printed
     assert f"http://{hosts[0].address}:8355 answers: " in printed
-    assert "SIGTERM: finishing open requests" in job.said[0]
+    assert "SIGUSR1: finishing open requests" in job.said[0]
 
 
 def rank_key(process: int) -> str:

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 
 from sametoken.data.shards import FILE_NAME
 from sametoken.data.synthesize import FINISHED
-from sametoken.deploy.start import Child, end_with_parent
+from sametoken.deploy.start import Child, end_with_parent, noted_signals
 from sametoken.errors import ConfigError, SametokenError
 from sametoken.files import make_directory
 
@@ -145,7 +143,7 @@ def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
     if not left:
         tell("nothing is left to answer")
         return 0
-    with _noted_signals() as signals:
+    with noted_signals() as signals:
         server = ShardServer(work, tell, lambda: bool(signals))
         codes: list[int] = []
         try:
@@ -158,22 +156,6 @@ def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
     failed = [code for code in codes if code]
     tell(f"{len(codes) - len(failed)} of {len(left)} shards are done now")
     return 128 + signals[0] if signals else next(iter(failed), 0)
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Numbers of the signals that would end this process, as they come."""
-    signals: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        signals.append(number)
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield signals
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _free_port(wanted: int) -> int:

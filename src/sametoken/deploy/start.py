@@ -9,15 +9,15 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
 
 from sametoken.errors import ConfigError, SametokenError
 
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see keys
 SHOWN = 30  # last lines of a log
 KILL_S = 10.0  # between SIGKILL to the server and to its group
 DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
@@ -41,6 +41,52 @@ def torchrun(nodes: int | str, processes: int, address: str, port: str) -> list[
     ]  # fmt: skip
 
 
+def wait_for(
+    process: subprocess.Popen[bytes], name: str, url: str, seconds: float, stopped: Callable[[], bool],
+    reason: Callable[[], str],
+) -> bool:  # fmt: skip
+    """Wait until a URL answers with 200; False if `stopped` came before.
+
+    Args:
+        name: of the process, for errors. reason: end of the error of a process that ended.
+
+    Raises:
+        SametokenError: the process ended, or did not answer in time.
+    """
+    end = time.monotonic() + seconds
+    while not stopped():
+        if (code := process.poll()) is not None:
+            raise SametokenError(f"{name} ended with exit code {code} before it answered{reason()}")
+        with suppress(OSError, HTTPException), DIRECT.open(url, timeout=5):
+            return True
+        if time.monotonic() >= end:
+            raise SametokenError(f"{url} did not answer within {seconds:g} s{reason()}")
+        time.sleep(0.2)
+    return False
+
+
+@contextmanager
+def noted_signals(then: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Numbers of the signals that would end this process, as they come; under nohup SIGHUP stays ignored.
+
+    Args:
+        then: called after each.
+    """
+    signals: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        then()
+
+    hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, *hangup)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Child:
     """A server in a process group of its own, whose output goes to a log."""
 
@@ -60,21 +106,8 @@ class Child:
                 ) from error
 
     def wait_for(self, url: str, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Wait until a URL answers with 200; False if `stopped` came before.
-
-        Raises:
-            SametokenError: the server ended, or did not answer in time; with the end of its log.
-        """
-        end = time.monotonic() + seconds
-        while not stopped():
-            if (code := self.process.poll()) is not None:
-                raise SametokenError(f"{self.words[0]} ended with exit code {code} before it answered{self._last()}")
-            with suppress(OSError, HTTPException), DIRECT.open(url, timeout=5):
-                return True
-            if time.monotonic() >= end:
-                raise SametokenError(f"{url} did not answer within {seconds:g} s{self._last()}")
-            time.sleep(0.2)
-        return False
+        """Wait as `wait_for` does; its errors come with the end of the log."""
+        return wait_for(self.process, self.words[0], url, seconds, stopped, self._last)
 
     def end(self, seconds: float) -> int:
         """Terminate the server, kill it and its group after `seconds`; return its exit code."""
@@ -108,17 +141,11 @@ def start(
     Raises:
         SametokenError: it did not start.
     """
-    with tempfile.TemporaryDirectory(prefix="sametoken-") as folder:
+    with tempfile.TemporaryDirectory(prefix="sametoken-") as folder, noted_signals() as signals:
         for name, text in files.items():
             (Path(folder) / name).write_text(text)
         found = [str(Path(folder) / word) if word in files else word for word in words]
         log = Path(tempfile.mkstemp(prefix="sametoken-engine-", suffix=".log")[1])
-        signals: list[int] = []
-
-        def note(number: int, frame: FrameType | None) -> None:
-            signals.append(number)
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         child = Child(found, log, dict(os.environ))
         try:
             tell(f"started {words[0]}; its output goes to {log}")
@@ -129,8 +156,6 @@ def start(
                 time.sleep(0.1)
         finally:
             code = child.end(times[1] if signals else 0)
-            for number, handler in before.items():
-                signal.signal(number, handler)
         if signals or code == 0:
             log.unlink(missing_ok=True)
             return 0

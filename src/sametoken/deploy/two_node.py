@@ -20,9 +20,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from sametoken.deploy.host import HostFacts, HostQuery
+from sametoken.deploy.start import DIRECT, noted_signals, wait_for
+from sametoken.deploy.templates import render
 from sametoken.errors import ConfigError, SametokenError
 from sametoken.parallel.key import KEY as RANK_KEY
 
@@ -30,7 +31,6 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 FORWARDED = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "SAMETOKEN_", "OMP_NUM_THREADS", "PYTHONPATH", "PATH")
 PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")  # variables that a printed question needs; none is secret
 KEYS_VARIABLE = "SAMETOKEN_API_KEY"
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see the key
 CHECK_S, READY_S, CHAT_S, END_S = 600.0, 3600.0, 300.0, 10.0  # a check may download the model; loading may take long
 CHAT = {"messages": [{"role": "user", "content": "Paris is great because"}], "max_tokens": 64}
 
@@ -110,24 +110,18 @@ class Deployment:
 
     def commands(self) -> list[str]:
         """Every command, as a user would type it; values of other variables than PLACES stay out."""
-        file, question, curl = "hostfile", "question.json", "curl --noproxy '*'"
-        key = f' -H "Authorization: Bearer ${{{KEYS_VARIABLE}%%,*}}"' if self.keys else ""
-        stated = [f"{name}={shlex.quote(value)}" for name, value in self.stated.items()]
-        asked = []
-        for rank in (0, 1):
-            places = {name: value for name, value in self.environment.items() if name in PLACES}
-            words = json.dumps(self.question(rank)._replace(environment=places))
-            asked.append(f"printf '%s' {shlex.quote(words)} > {question}")
-            asked.append(f"{shlex.join(self.check(rank))} < {question}")
-        return [
-            *asked,
-            f"printf {shlex.quote(self.hostfile)} > {file}".replace("\n", "\\n"),
-            " ".join([*stated, shlex.join(self.launch(file))]),
-            f"{curl} {self.url}/health",
-            f"{curl} {self.url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
-            f"-d {shlex.quote(json.dumps(CHAT))}",
-            f"rm {file} {question}",
-        ]
+        places = {name: value for name, value in self.environment.items() if name in PLACES}
+        asked = [(json.dumps(self.question(rank)._replace(environment=places)), self.check(rank)) for rank in (0, 1)]
+        values = {
+            "asked": asked,
+            "hostfile": self.hostfile,
+            "stated": self.stated.items(),
+            "launch": self.launch("hostfile"),
+            "url": self.url,
+            "key": KEYS_VARIABLE if self.keys else None,
+            "chat": json.dumps(CHAT),
+        }
+        return render("two_node.sh", values).splitlines()
 
 
 def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
@@ -141,22 +135,27 @@ def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
     """
     check_hosts(plan, [asked(plan, rank) for rank in (0, 1)])
     tell(f"{' and '.join(plan.hosts)}: same versions, same files, enough memory for {plan.needed / 1e9:.2f} GB each")
-    with tempfile.TemporaryDirectory(prefix="sametoken-") as folder:
+    serving: list[subprocess.Popen[bytes]] = []  # mpirun, once the server answers
+
+    def finish() -> None:
+        """Let open requests end, at the second call at once: mpirun passes SIGUSR1 on, and kills after SIGTERM."""
+        for job in serving:
+            job.send_signal(signal.SIGUSR1)
+
+    with tempfile.TemporaryDirectory(prefix="sametoken-") as folder, noted_signals(finish) as signals:
         file = Path(folder) / "hostfile"
         file.write_text(plan.hostfile)
-        stop = _Stop()
+        job = subprocess.Popen(plan.launch(str(file)), env={**os.environ, **plan.environment}, start_new_session=True)
         try:
-            environment = {**os.environ, **plan.environment}
-            stop.job = job = subprocess.Popen(plan.launch(str(file)), env=environment, start_new_session=True)
-            ready = _ready(plan, job, stop)
-            if ready:
-                _first_chat(plan, stop, tell)
-            while job.poll() is None and stop.signal is None:
+            health, hint = f"{plan.url}/health", "; its output says why"
+            if wait_for(job, "mpirun", health, READY_S, lambda: bool(signals), lambda: hint):
+                serving.append(job)
+                _first_chat(plan, signals, tell)
+            while job.poll() is None and not signals:
                 time.sleep(0.1)
         finally:
-            stop.end(plan.drain)
-        ended = ready and job.returncode >= 0
-        return job.returncode if ended else 128 + (stop.signal or -job.returncode)
+            _end(job, plan.drain if serving and signals else 0.0)
+        return job.returncode if serving and job.returncode >= 0 else 128 + next(iter(signals), -job.returncode)
 
 
 def asked(plan: Deployment, rank: int) -> HostFacts:
@@ -221,102 +220,20 @@ def is_own(address: str) -> bool:
         return False
 
 
-class _Stop:
-    """Handler of SIGINT, SIGTERM and SIGHUP: rank 0 finishes open requests and the others end with it.
-
-    Attributes:
-        signal: the first that arrived, None before.
-        job: mpirun, None before it is started.
-    """
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.job: subprocess.Popen[bytes] | None = None
-        self._signalled: set[int] = set()
-        hangup = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)  # under nohup
-        self._before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM, *hangup)}
-
-    def _note(self, number: int, frame: Any) -> None:
-        if self.signal is None:
-            self.signal = number
-        self._signalled.clear()  # a second signal ends open requests
-        self._drain()
-
-    def _drain(self) -> None:
-        """Send SIGTERM to ranks that had none: mpirun would kill them a second after its own SIGTERM."""
-        for rank in _ranks_of(self.job):
-            if rank not in self._signalled:
-                self._signalled.add(rank)
-                with suppress(OSError):
-                    os.kill(rank, signal.SIGTERM)
-
-    def end(self, drain: float) -> None:
-        """End what still runs: asks ranks for `drain` seconds, then mpirun, then kill."""
-        end = time.monotonic() + drain
-        while self.job is not None and self.job.poll() is None:
-            if time.monotonic() >= end:
-                self._kill(self.job)
-                break
-            self._drain()  # again, because a rank may have started since
-            with suppress(subprocess.TimeoutExpired):
-                self.job.wait(1)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _kill(self, job: subprocess.Popen[bytes]) -> None:
-        ranks = _ranks_of(job)
+def _end(job: subprocess.Popen[bytes], drain: float) -> None:
+    """End mpirun, which ends the ranks, unless it ends within `drain` seconds."""
+    with suppress(subprocess.TimeoutExpired):
+        job.wait(drain)
+    if job.poll() is None:
         job.terminate()
-        try:
-            job.wait(END_S)
-        except subprocess.TimeoutExpired:
-            job.kill()
-            for rank in ranks:
-                with suppress(OSError):
-                    os.kill(rank, signal.SIGKILL)
-            job.wait()
+    try:
+        job.wait(END_S)
+    except subprocess.TimeoutExpired:
+        job.kill()
+        job.wait()
 
 
-def _ranks_of(mpirun: subprocess.Popen[bytes] | None) -> list[int]:
-    """The processes of `sametoken serve` that mpirun started on this host; one may end while this reads."""
-    found: list[int] = []
-    if mpirun is None or mpirun.returncode is not None:
-        return found
-    for task in _names(f"/proc/{mpirun.pid}/task"):
-        for child in _text(f"/proc/{mpirun.pid}/task/{task}/children").split():
-            if b"sametoken.cli" in _text(f"/proc/{int(child)}/cmdline").split(b"\0"):
-                found.append(int(child))
-    return found
-
-
-def _names(folder: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(folder)
-    return []
-
-
-def _text(file: str) -> bytes:
-    with suppress(OSError):
-        return Path(file).read_bytes()
-    return b""
-
-
-def _ready(plan: Deployment, job: subprocess.Popen[bytes], stop: _Stop) -> bool:
-    """Wait until the server answers; False if a signal came before."""
-    end = time.monotonic() + READY_S
-    while stop.signal is None:
-        if (code := job.poll()) is not None:
-            raise SametokenError(f"mpirun ended with exit code {code} before the server answered; its output says why")
-        if time.monotonic() >= end:
-            raise SametokenError(f"{plan.url}/health did not answer within {READY_S:g} s")
-        try:
-            with DIRECT.open(f"{plan.url}/health", timeout=5):
-                return True
-        except (OSError, HTTPException):
-            time.sleep(0.3)
-    return False
-
-
-def _first_chat(plan: Deployment, stop: _Stop, tell: Callable[[str], object]) -> None:
+def _first_chat(plan: Deployment, signals: Sequence[int], tell: Callable[[str], object]) -> None:
     """Print the server's answer to a first chat, or the reason for none; a refusal ends nothing, since other requests
     may be served.
 
@@ -332,11 +249,11 @@ def _first_chat(plan: Deployment, stop: _Stop, tell: Callable[[str], object]) ->
         said = f"{plan.url} answers: {text!r}"
     except urllib.error.HTTPError as error:
         refusal = f"{url} refused the first chat ({error.code}): {error.read().decode(errors='replace')}"
-        if error.code >= 500 and stop.signal is None:
+        if error.code >= 500 and not signals:
             raise SametokenError(refusal) from error
         said = f"{refusal}; the server goes on"
     except (OSError, HTTPException) as error:
-        if stop.signal is not None:
+        if signals:
             return
         if not isinstance(getattr(error, "reason", error), TimeoutError):
             raise SametokenError(

@@ -180,7 +180,7 @@ def follow(place: RankPlace) -> int:
 
     Signals are rank 0's to answer: it ends open requests first, and the others end with it.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     gc.freeze()
     try:

@@ -1,7 +1,7 @@
 """Listening: the address, certificates, uvicorn's settings, and a server that signals drain. Knows no engine.
 
-The first SIGINT, SIGTERM or SIGHUP lets open requests go on until a deadline, a second one ends them at once; every
-stream that is cut short ends with an error event.
+The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 lets open requests go on until a deadline, a second one ends them at once;
+every stream that is cut short ends with an error event.
 """
 
 from __future__ import annotations
@@ -201,17 +201,22 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """SIGHUP stops too, so that a terminal that closes cuts off no stream; under nohup it is ignored as ever."""
+        """SIGHUP stops too, so that a terminal that closes cuts off no stream; under nohup it is ignored as ever.
+
+        So does SIGUSR1, which mpirun passes on to its ranks; after SIGTERM it kills them.
+        """
         with super().capture_signals():
             main = threading.current_thread() is threading.main_thread()
-            if not main or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL:
-                yield
-                return
-            signal.signal(signal.SIGHUP, self.handle_exit)
+            also = [
+                each for each in (signal.SIGHUP, signal.SIGUSR1) if main and signal.getsignal(each) is signal.SIG_DFL
+            ]
+            for each in also:
+                signal.signal(each, self.handle_exit)
             try:
                 yield
             finally:
-                signal.signal(signal.SIGHUP, signal.SIG_DFL)
+                for each in also:
+                    signal.signal(each, signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: the first drains, a second one hurries, a third one waits for nothing."""
