@@ -21,9 +21,7 @@ def command(model: str | None, values: Chosen) -> int:
 
     The directories must be on a file system that all nodes share. The same command goes on with what is missing.
     """
-    from sametoken.deploy.slurm import prepare_script
-
     where = allocation_of(values)
     words, output = prepare_words(model, values)
-    script = prepare_script(where, [node_python(values), "-m", *words], output)
+    script = where.script("prepare", [node_python(values), "-m", *words], output)
     return start(values, where, script, output / "logs" / "prepare.sh")

@@ -37,8 +37,6 @@ def command(words: list[str] | None, values: Chosen) -> int:
     allocation and waits until the shards are done; without an allocation it submits a job. The same command goes on
     with what is missing.
     """
-    from sametoken.deploy.slurm import synthesize_script
-
     model, values = _read(words or [], values)
     where = allocation_of(values)
     work = work_of(model, values)
@@ -47,7 +45,7 @@ def command(words: list[str] | None, values: Chosen) -> int:
     given = Chosen(values | {"data": str(work.data), "output": str(work.output)}, values.given)
     passed = given_words(SHARDS, given, ("start",))
     call = [node_python(values), "-m", PROGRAM, "deploy", "shards", everywhere(model), *passed]
-    script = synthesize_script(where, call, first, shards, work.output)
+    script = where.script("synthesize", call, work.output, start=first, shards=shards)
     return start(values, where, script, work.output / "logs" / f"synthesize-{first:05d}.sh")
 
 

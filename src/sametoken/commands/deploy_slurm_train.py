@@ -27,9 +27,8 @@ def command(model: str | None, values: Chosen) -> int:
 
     Takes the options of `sametoken train`. A job that Slurm starts again goes on from its last checkpoint.
     """
-    from sametoken.deploy.slurm import train_script
-
     where = allocation_of(values)
     words, output = train_words(model, values)
-    script = train_script(where, node_python(values), words, values["gpus_per_node"], values["port"], output)
+    processes = {"gpus": values["gpus_per_node"], "port": values["port"]}
+    script = where.script("train", words, output, python=node_python(values), **processes)
     return start(values, where, script, output / "logs" / "train.sh")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from sametoken.deploy.shards import ShardServer, ShardWork
-from sametoken.deploy.start import end_with_parent, torchrun
+from sametoken.deploy.start import end_with_parent
 from sametoken.errors import ConfigError, SametokenError
 
 REACHED_S = 10.0  # that a head node may take to take a connection
@@ -166,7 +166,8 @@ def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) 
 
         address, port = ray.get(task(_meeting, 0).remote())
         tell(f"{count} nodes meet at {address}:{port}")
-        launch = torchrun(count, max(1, int(workers.gpus)), address, str(port))
+        launch = f"torch.distributed.run --nnodes={count} --nproc-per-node={max(1, int(workers.gpus))}".split()
+        launch += [f"--master-addr={address}", f"--master-port={port}"]
         running = [task(_command, node).remote([*launch, f"--node-rank={node}", "-m", *words]) for node in range(count)]
         while running:
             ended, running = ray.wait(running)

@@ -29,18 +29,6 @@ def end_with_parent() -> Callable[[], object]:
     return lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
 
-def torchrun(nodes: int | str, processes: int, address: str, port: str) -> list[str]:
-    """The words of `python -m` that start processes on one of several nodes; --node-rank and -m MODULE come after them.
-
-    Args:
-        processes: of each node. address, port: of the first node, where all meet.
-    """
-    return [
-        "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={processes}", f"--master-addr={address}",
-        f"--master-port={port}",
-    ]  # fmt: skip
-
-
 def wait_for(
     process: subprocess.Popen[bytes], name: str, url: str, seconds: float, stopped: Callable[[], bool],
     reason: Callable[[], str],
