@@ -27,7 +27,7 @@ from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Commands by what they are for. A name of several words is a command of its own, in the module of all of them.
+# Commands by what they are for. A name of two words is a module of its own; those of three share it (`module_of`).
 COMMAND_GROUPS = {
     "Use a model": {
         "generate": "Complete prompts with a target, with or without a draft.",
@@ -153,13 +153,13 @@ class Command(TyperCommand):
         """Write the page of this command."""
         from sametoken.commands.help import command_page
 
-        formatter.write(command_page(ctx, import_module(module_name(self.name or ""))))
+        formatter.write(command_page(ctx, module_of(self.name or "")))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; an option of several words may have them one by one."""
         from sametoken.commands.options import joined_words
 
-        words = joined_words(args, import_module(module_name(self.name or "")).OPTIONS)
+        words = joined_words(args, module_of(self.name or "").OPTIONS)
         if (unknown := self._unknown_short(ctx, words)) and not ctx.resilient_parsing:
             ctx.fail(f"No such option: {unknown}")
         return super().parse_args(ctx, words)
@@ -205,7 +205,7 @@ def build_command(name: str) -> Any:
     """A command with its options, for the parser."""
     from sametoken.commands.options import variants
 
-    module = import_module(module_name(name))
+    module = module_of(name)
     known = variants(module.OPTIONS)
     settings = HELP_NAMES | {"token_normalize_func": lambda word: known.get(word, word)}
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -267,9 +267,11 @@ def _function(module: ModuleType) -> Callable[..., None]:
     return run
 
 
-def module_name(command: str) -> str:
-    """Name of the module of a command of one or more words."""
-    return f"sametoken.commands.{re.sub('[ -]', '_', command)}"
+def module_of(command: str) -> Any:
+    """Module with a command's function, OPTIONS and EXAMPLES; for three words one of the JOBS of the first two."""
+    first, second, job = [*command.split(), "", ""][:3]
+    module = import_module(f"sametoken.commands.{re.sub('[ -]', '_', f'{first} {second}'.strip())}")
+    return module.JOBS[job] if job else module
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:

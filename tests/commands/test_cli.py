@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 
 from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
 from sametoken import SamplingParams, __version__
-from sametoken.cli import COMMANDS, build_command, module_name
+from sametoken.cli import COMMANDS, build_command, module_of
 from sametoken.commands.generate import in_order
 from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.engine.completion import Chunk
@@ -73,7 +72,7 @@ def test_every_option_is_explained(run: Any, command: str) -> None:
     answer = run(*command.split(), "--help")
     assert answer.code == 0
     shown = " ".join(answer.out.replace("│", "").split())
-    options = import_module(module_name(command)).OPTIONS
+    options = module_of(command).OPTIONS
     assert len(options) > (0 if " " in command else 5)
     tables = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
     for option in options:
@@ -101,7 +100,7 @@ def test_the_help_fits_the_terminal(run: Any, monkeypatch: pytest.MonkeyPatch, w
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_can_be_read(command: str) -> None:
-    examples = import_module(module_name(command)).EXAMPLES
+    examples = module_of(command).EXAMPLES
     assert len(examples) in (2, 3, 4)
     for line in examples.values():
         program, *words = shlex.split(line)
@@ -113,7 +112,7 @@ def test_examples_can_be_read(command: str) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_spelling_is_read_and_one_is_shown(run: Any, command: str) -> None:
-    options = import_module(module_name(command)).OPTIONS
+    options = module_of(command).OPTIONS
     parser = build_command(command)
     words = set(run(*command.split(), "--help").out.split())
     for option in options:
@@ -171,7 +170,7 @@ def test_every_setting_has_an_option(run: Any) -> None:
     names = {field.name for field in fields(SamplingParams)} - of_requests
     names |= SpeculativeConfig.model_fields.keys() | EngineConfig.model_fields.keys()
     names |= {f"kv_cache_{name}" for name in KVCacheConfig.model_fields}
-    assert names <= {option.name for option in import_module(module_name("generate")).OPTIONS}
+    assert names <= {option.name for option in module_of("generate").OPTIONS}
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_checks import Pair
-from sametoken.cli import module_name
+from sametoken.cli import module_of
 
 WITH_JSON = (
     "generate", "verify", "bench", "bench compare", "evaluate", "synthesize", "prepare", "quantize", "export", "doctor",
@@ -20,7 +19,7 @@ WITH_JSON = (
 
 @pytest.mark.parametrize("command", WITH_JSON)
 def test_a_command_that_measures_or_works_long_has_json(command: str) -> None:
-    (option,) = [each for each in import_module(module_name(command)).OPTIONS if each.name == "json"]
+    (option,) = [each for each in module_of(command).OPTIONS if each.name == "json"]
     assert (option.kind, option.default) == (bool, False)
 
 

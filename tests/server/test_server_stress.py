@@ -270,7 +270,9 @@ def process(tiny_pair: Pair, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[
         started.wait()
 
 
-@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "way", [signal.SIGTERM, signal.SIGUSR1, pytest.param(signal.SIGHUP, marks=pytest.mark.thorough)]
+)
 def test_the_command_serves_and_a_signal_ends_it_cleanly(
     process: tuple[subprocess.Popen[str], str], way: signal.Signals
 ) -> None:
