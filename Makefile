@@ -204,7 +204,7 @@ test-ray: $(INSTALLED) .ray/.installed
 
 .ray/.installed: $(INSTALLED)
 	test -x .ray/bin/pip || $(BIN)/python -m venv .ray
-	.ray/bin/pip install --quiet -c constraints.txt 'ray[data]'
+	.ray/bin/pip install --quiet -c constraints.txt ray
 	$(OVER_VENV)
 	touch $@
 

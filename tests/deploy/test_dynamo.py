@@ -18,8 +18,7 @@ import pytest
 
 from sametoken import LLM, SamplingParams, embedded
 from sametoken.deploy.dynamo import preflight
-from sametoken.deploy.dynamo.engine import DynamoEngine, Served, as_dynamo
-from sametoken.deploy.dynamo.events import PageEvents, hash_of
+from sametoken.deploy.dynamo.engine import DynamoEngine, PageEvents, Served, as_dynamo, hash_of
 from sametoken.deploy.dynamo.preflight import Address, Planes, planes_of
 from sametoken.deploy.dynamo.translation import sampling_of, seed_of
 from sametoken.engine.async_llm import AsyncLLM

@@ -30,7 +30,6 @@ def test_an_address_without_a_cluster(
     run: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], address: str, problem: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    monkeypatch.setitem(sys.modules, "ray.data", ModuleType("ray.data"))
     answer = run(*words, "--address", address)
     assert answer.code == 2
     assert problem in answer.err
@@ -43,9 +42,9 @@ def test_no_ray(run: Any, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...
     assert "pip install 'sametoken[ray]'" in answer.err
 
 
-def test_workers_leave_a_cpu_to_the_tasks_that_feed_them() -> None:
-    assert _fitting(RayWorkers(None, None), {"CPU": 3}, 2) == 2
-    with pytest.raises(ConfigError, match="3 workers need 4 CPUs and the cluster has 3; lower --workers or --cpus"):
-        _fitting(RayWorkers(None, 3), {"CPU": 3}, 2)
+def test_workers_that_the_cluster_has_not_room_for() -> None:
+    assert _fitting(RayWorkers(None, None), {"CPU": 2}, 2) == 2
+    with pytest.raises(ConfigError, match="3 workers need 6 CPUs and the cluster has 5; lower --workers or --cpus"):
+        _fitting(RayWorkers(None, 3, cpus=2.0), {"CPU": 5}, 2)
     with pytest.raises(ConfigError, match="2 workers need 16 GPUs and the cluster has 8"):
         _fitting(RayWorkers(None, 2, gpus=8.0), {"CPU": 64, "GPU": 8}, 2)

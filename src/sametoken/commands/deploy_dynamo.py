@@ -63,8 +63,7 @@ def command(model: str | None, values: Chosen) -> int:
     info = serve.resolved(model, resolution, config)
 
     from sametoken.checkpoint.hub import resolve as found
-    from sametoken.deploy.dynamo.engine import Served
-    from sametoken.deploy.dynamo.run import run_worker
+    from sametoken.deploy.dynamo.engine import Served, run_worker
     from sametoken.server.logs import configure
 
     configure(config.log_level, config.log_format)

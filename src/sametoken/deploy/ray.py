@@ -17,7 +17,6 @@ from sametoken.errors import ConfigError, SametokenError
 
 REACHED_S = 10.0  # that a head node may take to take a connection
 ATTEMPTS = 3  # of a training whose nodes die
-Rows = Mapping[str, Any]  # columns of numpy, as Ray Data has a batch
 Tell = Callable[[str], object]
 
 
@@ -41,6 +40,14 @@ class RayWorkers(NamedTuple):
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
+class Ended(NamedTuple):
+    """Exit code of a command for a shard or a part, and the node where it ran."""
+
+    number: int
+    code: int
+    node: str
+
+
 class ShardAnswerer:
     """An actor: a server on its node, and the shards that Ray gives it. Where the server ends, it is started again."""
 
@@ -48,17 +55,15 @@ class ShardAnswerer:
         self._work = work
         self._server = ShardServer(work, _say)
 
-    def __call__(self, batch: Rows) -> dict[str, list[Any]]:
-        codes = []
-        for number in batch["number"]:
-            try:
-                codes.append(self._server.answer(int(number)))
-            except SametokenError as error:
-                _say(f"{error}; starting it again")
-                self._server.close()
-                self._server = ShardServer(self._work, _say)
-                codes.append(self._server.answer(int(number)))
-        return {"number": list(batch["number"]), "code": codes, "node": [socket.gethostname()] * len(codes)}
+    def run(self, number: int) -> Ended:
+        """Answer a shard."""
+        try:
+            return Ended(number, self._server.answer(number), socket.gethostname())
+        except SametokenError as error:
+            _say(f"{error}; starting it again")
+            self._server.close()
+            self._server = ShardServer(self._work, _say)
+            return Ended(number, self._server.answer(number), socket.gethostname())
 
 
 def synthesize(workers: RayWorkers, work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
@@ -83,9 +88,9 @@ class PartWriter:
     def __init__(self, words: Sequence[str], parts: int) -> None:
         self._words, self._parts = words, parts
 
-    def __call__(self, batch: Rows) -> dict[str, list[Any]]:
-        codes = [_command([*self._words, "--shard", f"{number}/{self._parts}"]) for number in batch["number"]]
-        return {"number": list(batch["number"]), "code": codes, "node": [socket.gethostname()] * len(codes)}
+    def run(self, number: int) -> Ended:
+        """Write a part."""
+        return Ended(number, _command([*self._words, "--shard", f"{number}/{self._parts}"]), socket.gethostname())
 
 
 def prepare(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
@@ -98,28 +103,29 @@ def prepare(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
         SametokenError: Ray cannot be reached or has too little.
     """
     with _connected(workers) as count:
-        return _mapped(PartWriter, (tuple(words), count), range(count), workers, count, "part", tell)
+        return _mapped(PartWriter, (words, count), range(count), workers, count, "part", tell)
 
 
 def _mapped(
     actor: type, arguments: tuple[Any, ...], numbers: Sequence[int], workers: RayWorkers, count: int, what: str,
     tell: Tell,
 ) -> int:  # fmt: skip
-    """Distribute numbers to a pool of actors, each free one gets the next; return the largest exit code."""
-    import ray.data
+    """Give numbers to a pool of actors, each free one gets the next; return the largest exit code.
 
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars, context.scheduling_strategy = False, "SPREAD"
-    data = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
-    strategy = ray.data.ActorPoolStrategy(size=count, max_tasks_in_flight_per_actor=1)
-    answers = data.map_batches(
-        actor, fn_constructor_args=arguments, batch_size=1, compute=strategy, **workers.needs
+    Ray starts an actor that died again, on another node if need be, and repeats its call.
+    """
+    import ray
+    from ray.util import ActorPool
+
+    made = ray.remote(actor).options(
+        max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD", **workers.needs
     )  # fmt: skip
+    pool = ActorPool([made.remote(*arguments) for _ in range(count)])
     worst = 0
     try:
-        for row in answers.iter_rows():
-            tell(f"{what} {row['number']}: exit code {row['code']} on {row['node']}")
-            worst = max(worst, int(row["code"]))
+        for ended in pool.map_unordered(lambda each, number: each.run.remote(number), numbers):
+            tell(f"{what} {ended.number}: exit code {ended.code} on {ended.node}")
+            worst = max(worst, ended.code)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise SametokenError(f"the job of Ray failed: {reason}; the output of its workers says more") from error
@@ -206,7 +212,6 @@ def _connected(workers: RayWorkers) -> Iterator[int]:
     """
     try:
         import ray
-        import ray.data
     except ImportError as error:
         raise ConfigError(f"Ray is not installed ({error}); pip install 'sametoken[ray]'") from error
     _check_address(workers.address)
@@ -234,10 +239,10 @@ def _check_address(address: str | None) -> None:
 
 
 def _fitting(workers: RayWorkers, has: Mapping[str, float], nodes: int) -> int:
-    """The number of workers. Actors that take all CPUs would wait for ever for the tasks that feed them."""
+    """The number of workers. Raises ConfigError if the cluster has too little for them."""
     count = workers.number or nodes
-    for name, each, spare in (("CPU", workers.cpus, 1), ("GPU", workers.gpus, 0)):
-        if (needed := count * each + spare * (each > 0)) > (found := has.get(name, 0)):
+    for name, each in (("CPU", workers.cpus), ("GPU", workers.gpus)):
+        if (needed := count * each) > (found := has.get(name, 0)):
             raise ConfigError(
                 f"{count} workers need {needed:g} {name}s and the cluster has {found:g}; lower --workers or "
                 f"--{name.lower()}s-per-worker"

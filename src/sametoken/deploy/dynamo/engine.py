@@ -1,4 +1,4 @@
-"""Our engine behind the methods that Dynamo's unified backend calls: start, generate, events, metrics, cleanup.
+"""Our engine as a Dynamo worker: the methods that the unified backend calls, KV events, and the life of the process.
 
 Admission, time limits and counters are those of `sametoken serve`. Nothing here imports Dynamo while it is loaded, so
 that it can be tested without.
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from sametoken.deploy.dynamo.events import PageEvents
+from sametoken.deploy.dynamo.preflight import Address, Planes
 from sametoken.deploy.dynamo.translation import chunk_of, sampling_of
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.llm import LLM
@@ -196,6 +196,76 @@ class DynamoEngine:
             self._loads = None
             self._worker.draining = True
             await self._worker.engine.close()
+
+
+class Publisher(Protocol):
+    """The part of Dynamo's `KvEventPublisher` that is used."""
+
+    def publish_stored(
+        self, token_ids: list[int], num_block_tokens: list[int], block_hashes: list[int], parent_hash: int | None
+    ) -> None: ...
+
+    def publish_removed(self, block_hashes: list[int]) -> None: ...
+
+
+class PageEvents:
+    """Listener of the block manager that passes its events to a publisher, on the engine's thread.
+
+    A page is offered once it is full and all its tokens are committed, so no rejected guess is ever in an event.
+    """
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
+        """A page is offered; `parent` is the digest of the page before it, b"" for the first."""
+        parent_hash = hash_of(parent) if parent else None
+        self._publisher.publish_stored(list(tokens), [len(tokens)], [hash_of(digest)], parent_hash)
+
+    def removed(self, digest: bytes) -> None:
+        """A page is offered no more."""
+        self._publisher.publish_removed([hash_of(digest)])
+
+
+def hash_of(digest: bytes) -> int:
+    """Dynamo's name of a page: signed 64 bits of the digest of everything up to and including it."""
+    return int.from_bytes(digest[:8], signed=True)
+
+
+def run_worker(
+    open_llm: Callable[[], LLM], served: Served, config: ServerConfig, address: Address, planes: Planes
+) -> None:
+    """Serve until SIGTERM or SIGINT; arguments are those of `DynamoEngine`, then how the frontend finds it.
+
+    Raises:
+        SametokenError: the engine could not start, or failed.
+    """
+    from dynamo.common.backend import LLMEngine, WorkerConfig
+    from dynamo.common.backend.run import run
+
+    class Engine(DynamoEngine, LLMEngine):  # type: ignore[misc]  # Dynamo's defaults for what is optional
+        from_args = None  # an engine is made here
+
+    engine = Engine(open_llm, served, config)
+    worker = WorkerConfig(
+        **address._asdict(),
+        model_name=served.directory,
+        served_model_name=served.name,
+        discovery_backend=planes.discovery,
+        request_plane=planes.requests,
+        event_plane=planes.events,
+    )
+
+    async def made(_: object) -> tuple[DynamoEngine, WorkerConfig]:
+        return engine, worker
+
+    try:
+        run(Engine, engine_factory=made)
+    except Exception:
+        if engine.failure is None:
+            raise
+    if engine.failure is not None:
+        raise engine.failure
 
 
 def as_dynamo(error: Exception) -> Exception:
