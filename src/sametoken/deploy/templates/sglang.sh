@@ -42,11 +42,11 @@ python -m dynamo.sglang --model-path {{ model }}
 --enable-metrics
 {{ extra }}
 {% if method %}
-{% set lengths = [o.max_draft_len, o.max_total_draft_tokens, o.tree_top_k] %}
+<# `s` has the lengths that follow from these; the last one counts the pending token #>
+{% set read = (o.max_draft_len, o.max_total_draft_tokens, o.tree_top_k) %}
 --speculative-algorithm {{ kind }}
 {% if draft is none %}
---speculative-num-draft-tokens {{ s.budget + 1 }}<# with the pending token #>
-
+--speculative-num-draft-tokens {{ s.budget + 1 }}
 {% else %}
 {% set chain = s.tree_top_k == 1 %}
 --speculative-draft-model-path {{ draft }}

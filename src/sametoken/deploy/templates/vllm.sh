@@ -26,18 +26,20 @@ python -m dynamo.vllm --model {{ model }}
 {% endif %}
 {{ extra }}
 {% if method %}
-{% set schedule = [o.draft_len_schedule, o.max_concurrency, o.max_draft_len, o.max_total_draft_tokens] and s.schedule %}
+<# `s` has the lengths that follow from these #>
+{% set read = (o.max_draft_len, o.max_total_draft_tokens, o.draft_len_schedule, o.max_concurrency) %}
 {% set drafts = {
     "method": kind, "model": draft, "revision": o.draft_revision,
     "draft_tensor_parallel_size": o.draft_tensor_parallel_size, "num_speculative_tokens": s.longest,
 } %}
-{% set batches = {"num_speculative_tokens_per_batch_size": schedule and ranges(schedule)} %}
+{% set batches = {"num_speculative_tokens_per_batch_size": s.schedule and ranges(s.schedule)} %}
 --speculative-config {{ dict(dict(drafts, **own(method)), **batches) | in_json }}
 {% if s.tree_top_k > 1 %}
 {{ refuse("--tree-top-k %d: vLLM cannot draft trees: it verifies chains only; set --tree-top-k 1, or use an engine with trees for this draft" % s.tree_top_k) }}
 {% endif %}
 {% endif %}
-{% set device = o.device %}<# vLLM computes where it was built for #>
+<# vLLM computes where it was built for #>
+{% set read = o.device %}
 [server]
 --host {{ host }}
 --port {{ port }}
