@@ -1,4 +1,4 @@
-"""The noun of speculative decoding: a tree of guessed tokens. Depth, ancestors and path are functions of `parents`.
+"""Trees of draft tokens. Depth, ancestors and paths of the nodes are functions of `parents` alone.
 
 Shapes: B rows, N nodes. A chain is `parents = arange(N) - 1`; plain decoding is the tree of one node.
 """
@@ -41,7 +41,7 @@ def _triangle(nodes: int, device: torch.device | str) -> Tensor:
 
 
 def _made(make: Callable[..., Tensor], nodes: int, device: torch.device | str) -> Tensor:
-    """Make a tensor; on the CPU it is kept for the next call, which a captured step must not do."""
+    """Result of `make`, cached on the CPU only: a captured step must not share tensors between calls."""
     return _kept(make, nodes) if torch.device(device).type == "cpu" else make(nodes, device)
 
 
@@ -61,7 +61,7 @@ def ancestors(parents: Tensor) -> Tensor:
     Doubling the reach of the parent relation log2(N) times replaces a walk of N steps.
     """
     rows, nodes = parents.shape
-    if parents.device.type == "cpu" and torch.equal(parents, chain_parents(rows, nodes)):  # found out at no cost there
+    if parents.device.type == "cpu" and torch.equal(parents, chain_parents(rows, nodes)):  # a CPU read is free
         return chain_mask(rows, nodes)
     index = torch.arange(nodes, device=parents.device)
     ancestor_mask = (parents.unsqueeze(2) == index) | (index.unsqueeze(1) == index)

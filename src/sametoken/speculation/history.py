@@ -1,6 +1,6 @@
-"""Editors of scores that read a row's newest tokens on the host: penalties of a window, and DRY.
+"""Logits processors that read a row's newest tokens on the host: penalties over a window, and DRY.
 
-Each node is edited by the tokens of its own path: the row's history and the guesses above it.
+The logits of a node depend on the tokens of its own path: the row's history and the draft tokens above the node.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from torch import Tensor
 from sametoken.options.shaping import WHOLE, Shaping
 from sametoken.speculation.draft import Draft
 
-MOST_LOG = 88.7228391  # logarithm of the greatest float32, where llama.cpp ends the exponent
+MOST_LOG = 88.7228391  # logarithm of the greatest float32, at which llama.cpp caps the exponent
 
 
 class PathHistory:
-    """Tokens of a row, and at each of them the length of the repeated end of the text.
+    """Tokens of a row, with the length of the repetition that ends at each of them (for DRY).
 
     Args:
-        shaping: samplers of the request. `penalties`: repetition, presence and frequency. `breakers`: ids of tokens at
-            which a repeated sequence ends. `tokens`: of the prompt.
+        shaping: llama.cpp samplers of the request.
+        penalties: repetition, presence and frequency penalty.
+        breakers: ids of tokens at which a repetition ends.
+        tokens: prompt.
     """
 
     def __init__(
@@ -38,10 +40,10 @@ class PathHistory:
             self._tokens, self._runs = self._after(self._tokens, self._runs, token)
 
     def edit(self, scores: Tensor, tokens: Sequence[int], parents: Sequence[int]) -> None:
-        """Changes the scores [N, V] of the row's nodes in place.
+        """Change the logits `scores` [N, V] of the row's nodes in place.
 
         Args:
-            tokens, parents: of the nodes; node 0 is in the history already. One node stands for all N.
+            tokens, parents: [N], or [1] to edit all N rows alike; node 0 is in the history already.
         """
         known = {0: (self._tokens, self._runs)}
         for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -54,7 +56,7 @@ class PathHistory:
                     own[:, named] -= penalty
 
     def _after(self, text: Tensor, runs: Tensor, token: int) -> tuple[Tensor, Tensor]:
-        """Text and runs after one more token."""
+        """Tokens and repetition lengths after appending `token`."""
         if self._shaping.dry:
             before = torch.nn.functional.pad(runs[:-1], (1, 0))[: len(runs)]
             runs = torch.where(text == token, before + 1, 0)
@@ -74,7 +76,7 @@ class PathHistory:
         scores[:, where] = own
 
     def _repeated(self, text: Tensor, runs: Tensor) -> Iterator[tuple[int, float]]:
-        """Yield tokens that would lengthen a repeated sequence, and the penalty of each."""
+        """Yield each token that would extend a repetition, with its DRY penalty."""
         asked = self._shaping
         if not asked.dry:
             return
@@ -100,7 +102,7 @@ class PathHistory:
 
 
 def edit(scores: Tensor, draft: Draft, histories: Sequence[PathHistory | None]) -> None:
-    """Edit the scores [B, N, V] of the rows that have a history, in place."""
+    """Edit in place the logits `scores` [B, N, V] of the rows that have a history."""
     for row, history in enumerate(histories):
         if history is not None:
             history.edit(scores[row], draft.tokens[row].tolist(), draft.parents[row].tolist())

@@ -11,7 +11,7 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15  # the increment and multipliers of splitmix64 (Steele, Lea, Flood 2014)
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
-_CHOICE = 0xD1B54A32D192ED03  # any odd constant: keeps the seeds of choices apart from the keys of positions
+_CHOICE = 0xD1B54A32D192ED03  # any odd constant: separates the seeds of choices from the keys of positions
 _LOW_BIAS_1 = 0x7FEB352D  # the 32-bit finaliser of least avalanche bias known (Wellons, hash-prospector)
 _LOW_BIAS_2 = 0x846CA68B
 _BELOW_ONE = 1.0 - 2.0**-24
@@ -51,7 +51,7 @@ def uniform(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
-    """Hash [R, K] int32, uniform over all 2**32 values."""
+    """Hash [R, K] int32 of (seed, position, token), uniform over all 2**32 values."""
     key = _mix(_mix(seed + wrap64(_GOLDEN)) + position * wrap64(_GOLDEN))
     low, high = key.unsqueeze(1).view(torch.int32).unsqueeze(2).unbind(1)
     # The second word enters mid-way: were both xored in front, two positions could share their noise up to a
@@ -65,7 +65,7 @@ def _hash(seed: Tensor, position: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _fold(h: Tensor, shift: int, scratch: Tensor) -> Tensor:
-    """h ^= h >>> shift in place; one scratch tensor, since over a vocabulary new memory costs more than arithmetic."""
+    """Compute h ^= h >>> shift in place; reusing `scratch` saves allocations, which cost more than the arithmetic."""
     torch.bitwise_right_shift(h, shift, out=scratch)
     return h.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
 

@@ -1,4 +1,4 @@
-"""Former module of the parameters of requests, whose names stay importable; see `sametoken.options.sampling`."""
+"""Former location of the sampling parameters, kept for old imports; see `sametoken.options.sampling`."""
 
 from sametoken.options.sampling import RECOMMENDED, RequestSpeculation, SamplingParams
 

@@ -1,8 +1,9 @@
-"""From a model's scores to the processed distribution of a node, computed on that node's own path.
+"""Logits processors: from a model's logits to the processed distribution of a node, computed on that node's own path.
 
 Editors (bias, bans, penalties) change scores in place; truncation (min-p, top-k, top-p) keeps a prefix of the tokens in
 the order of (gap, id). Sums of probabilities are taken in integers, so they do not depend on order, batch or kernel.
-Shapes: B rows, N nodes, V tokens; scores [B, N, V] float32. Tokens and positions of one node broadcast over N.
+Shapes: B rows, N nodes, V tokens; `scores` [B, N, V] are float32 logits. A single node's tokens and positions
+broadcast over N.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WHOLE = 2**63 - 1
 
 
 class Bias(NamedTuple):
-    """M additions; a (row, token) pair occurs once. All fields [M]."""
+    """Logit biases of M (row, token) pairs, each of which occurs once. All fields [M]."""
 
     rows: Tensor
     tokens: Tensor
@@ -26,7 +27,7 @@ class Bias(NamedTuple):
 
 
 class EndBan(NamedTuple):
-    """M end tokens that may not be drawn at positions below `until`; a pair occurs once. All fields [M]."""
+    """Bans of M (row, end token) pairs at positions below `until`; each pair occurs once. All fields [M]."""
 
     rows: Tensor
     tokens: Tensor
@@ -34,7 +35,7 @@ class EndBan(NamedTuple):
 
 
 class BadWords(NamedTuple):
-    """W token sequences that may not be completed.
+    """W banned token sequences ("bad words").
 
     Attributes:
         rows: [W] int64.
@@ -56,7 +57,7 @@ class Penalties(NamedTuple):
         rows: [P] int64.
         factors: [3, P, 1, 1] float32: repetition, presence, frequency.
         prompt: [P, V] bool, tokens that the prompt contains.
-        counts: [P, V] float32, how often the output contains each token, node 0 included.
+        counts: [P, V] float32, occurrences of each token in the output, node 0 included.
     """
 
     rows: Tensor
@@ -85,13 +86,13 @@ def add_bias(scores: Tensor, bias: Bias) -> None:
 
 
 def ban_end_tokens(scores: Tensor, position: Tensor, ban: EndBan) -> None:
-    """Ban end tokens in place; `position` [B, N] is that of the token to be drawn after each node."""
+    """Ban end tokens in place; `position` [B, N] is the position of the token drawn after each node."""
     early = position[ban.rows] < ban.until.unsqueeze(1)
     scores[ban.rows, :, ban.tokens] = scores[ban.rows, :, ban.tokens].masked_fill(early, -torch.inf)
 
 
 def ban_words(scores: Tensor, tokens: Tensor, parents: Tensor, words: BadWords) -> None:
-    """Ban in place the tokens that would complete a bad word after each node of `tokens` [B, N]."""
+    """Ban in place each token that would complete a bad word after a node of `tokens` [B, N]."""
     recent = _recent(tokens, parents, words.history)[words.rows]
     wanted = words.prefixes.unsqueeze(1)
     complete = ((recent == wanted) | (wanted == ANY)).all(-1)
@@ -102,9 +103,9 @@ def ban_words(scores: Tensor, tokens: Tensor, parents: Tensor, words: BadWords) 
 
 
 def _recent(tokens: Tensor, parents: Tensor, history: Tensor) -> Tensor:
-    """Newest L tokens [B, N, L] before the draw after each node, newest first.
+    """Last L tokens [B, N, L] of the path of each node, newest first.
 
-    The history and the nodes 1 .. N - 1 are laid side by side, each with a pointer to the token before it.
+    The history and the nodes 1 .. N - 1 are concatenated, each with a pointer to its predecessor.
     """
     length, nodes = history.shape[1], tokens.shape[1]
     line = torch.cat((history, tokens[:, 1:]), dim=1)
@@ -121,7 +122,7 @@ def _recent(tokens: Tensor, parents: Tensor, history: Tensor) -> Tensor:
 
 
 def penalise(scores: Tensor, tokens: Tensor, ancestor_mask: Tensor, penalties: Penalties) -> None:
-    """Repetition, frequency and presence penalties in place; each node counts the tokens of its own path."""
+    """Apply repetition, frequency and presence penalties in place, counting tokens on each node's own path."""
     repetition, presence, frequency = penalties.factors
     own, guessed = scores[penalties.rows], tokens[penalties.rows]
     vocabulary = own.shape[-1]
@@ -138,7 +139,7 @@ def penalise(scores: Tensor, tokens: Tensor, ancestor_mask: Tensor, penalties: P
 
 
 def remember_words(words: BadWords, tokens: Tensor, count: Tensor) -> None:
-    """Move the first `count` [B] of the emitted `tokens` [B, N] into the history, in place."""
+    """Append the first `count` [B] of the emitted `tokens` [B, N] to the history in `words`, in place."""
     length = words.history.shape[1]
     line = torch.cat((words.history.flip(1), tokens), dim=1)
     newest = length - 1 + count.unsqueeze(1)
@@ -146,7 +147,7 @@ def remember_words(words: BadWords, tokens: Tensor, count: Tensor) -> None:
 
 
 def remember_counts(penalties: Penalties, tokens: Tensor, count: Tensor) -> None:
-    """Count the first `count` [B] of the emitted `tokens` [B, N], in place."""
+    """Add the first `count` [B] of the emitted `tokens` [B, N] to `penalties.counts`, in place."""
     said, taken = tokens[penalties.rows], count[penalties.rows].unsqueeze(1)
     emitted = torch.arange(tokens.shape[1], device=tokens.device) < taken
     index = said.clamp(0, penalties.counts.shape[1] - 1)
@@ -181,7 +182,7 @@ def log_mass(masses: Tensor) -> Tensor:
 
 
 def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> Tensor:
-    """`cost` with infinity for the tokens that do not survive min-p, then top-k, then top-p.
+    """Copy of `cost` with infinity for each token that min-p, then top-k, then top-p remove.
 
     Args:
         gap: [B, N, K] from `gaps`; decides the order, equal gaps by position in the last dimension.
@@ -205,7 +206,7 @@ def truncate(gap: Tensor, cost: Tensor, rules: Truncation, *, ordered: bool) -> 
 
 
 def beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Tensor:
-    """True for tokens before which, in the order of (gap, position), the weights sum to at least `wanted`.
+    """Mask of the tokens before which, in the order of (gap, position), the weights sum to at least `wanted`.
 
     Args:
         gap: [..., K] float32, non-negative.
@@ -216,7 +217,7 @@ def beyond(gap: Tensor, weight: Tensor, wanted: Tensor, *, ordered: bool) -> Ten
     if ordered:
         return weight.cumsum(-1) - weight >= wanted
     # Radix selection of the gap at which the weight is reached: 11 + 10 + 10 bits by integer histograms. It is exact,
-    # and several times faster than sorting a vocabulary. The outer bins collect what lies before and after the digit.
+    # and several times faster than sorting a vocabulary. The outer bins collect the gaps before and after the digit.
     wanted = wanted.expand_as(weight[..., :1]).contiguous()
     bits = gap.view(torch.int32)
     pivot = torch.zeros_like(bits[..., :1])

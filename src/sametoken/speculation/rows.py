@@ -34,7 +34,7 @@ _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheape
 
 
 class RowSampling:
-    """One sequence's sampling: its parameters as numbers, and its history of tokens.
+    """Sampling state of one sequence: parameters as numbers, and the history of tokens.
 
     The history is the prompt and every token passed to `extend`, the pending token (node 0 of the next draft) included.
     Positions are absolute: the prompt takes 0 .. len(prompt_ids) - 1.
@@ -60,7 +60,7 @@ class RowSampling:
             vocab_size: V of the target's logits.
             end_ids: tokens that end the request (the model's own unless `ignore_eos`, and `stop_token_ids`).
             bad_word_ids: the token sequences of `params.bad_words`.
-            device: where the scores will be.
+            device: device of the logits.
             grammar: grammar of the output in its initial state; owned by this sequence.
             breakers: tokens at which a repeated sequence ends for DRY.
 
@@ -104,21 +104,21 @@ class RowSampling:
 
     @property
     def reusable(self) -> bool:
-        """True if its draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
+        """True if draws do not depend on the history, so that `Sampling` need not be rebuilt after `extend`."""
         return not (self.penalised or self._memory or self.on_host)
 
     @property
     def on_host(self) -> bool:
-        """True if its draws depend on state that exists only on the host."""
+        """True if draws depend on state that exists only on the host."""
         return self.grammar is not None or self.history is not None or self.shaping is not None
 
     @property
     def failure(self) -> RequestError | None:
-        """Reason why the grammar cannot be enforced any longer, or None."""
+        """Reason why the grammar can no longer be enforced, or None."""
         return None if self.grammar is None else self.grammar.failure
 
     def accept(self, token: int) -> bool:
-        """Pass an emitted token to the grammar, in order; return True if no token may follow it."""
+        """Advance the grammar by an emitted token; return True if no token may follow."""
         return self.grammar is not None and self.grammar.accept(token)
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -134,20 +134,20 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling of B rows as tensors, [B, 1, 1] where they are combined with scores; None if no row needs them.
+    """Sampling state of B rows as tensors, [B, 1, 1] where combined with logits; a field is None if no row needs it.
 
     Attributes:
         seed: [B] int64; None when every row is greedy.
         temperature: float32; 1 for greedy rows.
         noise_scale: float32, 1 for sampled and 0 for greedy rows; None when all are sampled.
         truncation: min-p, top-k and top-p; None when nothing is truncated.
-        bias, end_ban, words, penalties: the editors of scores.
-        shape: of the rows with samplers of llama.cpp.
-        histories: one per row, None for rows without; read on the host.
-        grammars: one per row, None for rows without; they read the draft, so masks are made after it.
-        candidates: the greatest top_k when every sampled row has a small one, so that no draw can leave these; else 0.
+        bias, end_ban, words, penalties: logits processors.
+        shape: llama.cpp samplers of the rows that use them.
+        histories: one per row or None; read on the host.
+        grammars: one per row or None; masks are made after the draft, on which they depend.
+        candidates: greatest top_k if every sampled row has a small one, so that all draws are among so many; else 0.
         greedy: every draw is a plain argmax.
-        reusable: holds until the composition of the batch changes; otherwise rebuild it after every `extend`.
+        reusable: valid until the composition of the batch changes; otherwise rebuild after every `extend`.
     """
 
     seed: Tensor | None
@@ -167,14 +167,14 @@ class Sampling:
 
     @property
     def history(self) -> tuple[Tensor, ...]:
-        """Tensors that `remember` changes."""
+        """Tensors that `remember` updates in place."""
         words = () if self.words is None else (self.words.history,)
         return words if self.penalties is None else (*words, self.penalties.counts)
 
     def remember(self, tokens: Tensor, count: Tensor) -> None:
         """Append the first `count` [B] of the emitted `tokens` [B, N] to the history, on the device and in place.
 
-        Only for a batch whose tensors belong to the caller, and without grammars, which live on the host.
+        Only for a batch whose tensors belong to the caller and that has no grammars, which are host state.
         """
         if self.words is not None:
             remember_words(self.words, tokens, count)
@@ -183,7 +183,7 @@ class Sampling:
 
     @classmethod
     def of(cls, rows: Sequence[RowSampling]) -> Sampling:
-        """Build the batch of `rows`, which share device and vocabulary."""
+        """Sampling of `rows`, which share a device and a vocabulary."""
         device = rows[0].device
         vocabulary = rows[0].vocab_size
         sampled = [row.sampled for row in rows]
@@ -219,7 +219,7 @@ class Sampling:
 
     @property
     def edited(self) -> bool:
-        """True if some row's scores are edited or shaped before a draw."""
+        """True if any row has logits processors or llama.cpp samplers."""
         editors = (self.bias, self.end_ban, self.words, self.penalties, self.shape, self.histories)
         return any(editor is not None for editor in editors)
 

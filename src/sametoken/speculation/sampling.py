@@ -1,7 +1,7 @@
 """The target's draw after every node, and the ranking of a drafter's proposals under equal noise.
 
 The draw is `argmax(p / E)`: p is the processed distribution on the node's own path, E the noise of its position. The
-draws of a row do not depend on the other rows of the batch. Nothing here waits for the device.
+draws of a row do not depend on the other rows of the batch. No function of this module synchronises with the device.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class TokenLogprobs(NamedTuple):
 
 
 def sample(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """The target's draw after every node.
+    """Token that the target draws after every node.
 
     Args:
         logits: [B, N, V], any floating type.
         draft: the tree; draws after padding nodes are meaningless.
         ancestor_mask: [B, N, N] `ancestors(draft.parents)`.
         position: [B] int64, absolute position of node 0.
-        sampling: of the same B rows, their histories ending with node 0.
+        sampling: sampling state of the same B rows, whose histories end with node 0.
 
     Returns:
-        [B, N] int64; `PADDING` where no token can be drawn: the scores are not numbers, or every token is banned.
+        [B, N] int64; `PADDING` where no token can be drawn: the logits are not finite, or every token is banned.
     """
     if sampling.greedy:
-        # max names the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
+        # max takes the first of equals, like every other path here; float32 because bfloat16 reductions are slow.
         best, token = logits.to(torch.float32).max(-1)
-        return _unless_absurd(token, best)
+        return _padded_unless_finite(token, best)
     at = position.unsqueeze(1) + depth(ancestor_mask) + 1
     total, ids = _race(confined_scores(logits, draft, ancestor_mask, at, sampling), at, sampling, sampling.candidates)
     # NaN and infinite scores make every cost NaN or infinite.
@@ -73,27 +73,27 @@ def sample(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor
     else:
         least = total.amin(-1)
         token = ids.masked_fill(total > least.unsqueeze(-1), logits.shape[-1]).amin(-1)
-    return _unless_absurd(token, least)
+    return _padded_unless_finite(token, least)
 
 
-def _unless_absurd(token: Tensor, won: Tensor) -> Tensor:
-    """Tokens with `PADDING` in place of those whose winning number is not finite."""
+def _padded_unless_finite(token: Tensor, won: Tensor) -> Tensor:
+    """Copy of `token` with `PADDING` where the winning value `won` is not finite."""
     return token.masked_fill_(won - won != 0, PADDING)  # inf - inf is NaN; cheaper than isfinite
 
 
 def rank(logits: Tensor, position: Tensor, sampling: Sampling, k: int) -> tuple[Tensor, Tensor]:
-    """Rank the k tokens that a drafter expects the target to draw, under the target's own noise.
+    """Rank the k tokens that the target would most probably draw by the drafter's logits, under the target's own noise.
 
     Args:
-        logits: [B, V] or [B, F, V] the drafter's scores after one or F nodes of each row, any floating type.
+        logits: [B, V] or [B, F, V] the drafter's logits after one or F nodes of each row, any floating type.
         position: [B] int64, absolute position of the tokens to be guessed.
-        sampling: of the same B rows; penalties and bad words see the history, not the draft's path.
+        sampling: sampling state of the same B rows; penalties and bad words use the history, not the draft's path.
         k: number of tokens, at most V.
 
     Returns:
         tokens int64 and scores float32, shaped like logits with k for V, best first: log-softmax over the vocabulary
         of log p - log E, so that sums along a path rank the nodes of a tree. Greedy rows: log p. Where fewer than k
-        tokens survive truncation and bans, the rest are padding that scores -inf.
+        tokens survive truncation and bans, padding with score -inf fills the remaining places.
     """
     rows = position.shape[0]
     at = position.unsqueeze(1)
@@ -115,7 +115,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int, listed: Tensor | No
     """Log-probabilities of `tokens` [R] and of the `top` best under `logits` [R, V].
 
     Args:
-        listed: [K] ids of the tokens to report in the place of the best.
+        listed: [K] ids of tokens to report instead of the best.
     """
     gap = gaps(logits.to(torch.float32))
     ids = torch.arange(gap.shape[-1], device=gap.device)
@@ -130,20 +130,18 @@ def token_logprobs(logits: Tensor, tokens: Tensor, top: int, listed: Tensor | No
 
 
 def confined_scores(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
-    """Edited scores, restricted by the rows' grammars; not for drafters, whose trees do not exist yet when they
-    rank.
-    """
+    """Processed logits, restricted by the rows' grammars; not for drafters, which rank before their tree exists."""
     scores = _edit(logits, draft, ancestor_mask, at, sampling)
     if sampling.grammars is not None:
-        scores = scores.clone()  # it may be the logits themselves, which log-probabilities are read from
+        scores = scores.clone()  # may be the logits themselves, from which log-probabilities are read
         confine(scores, draft.tokens, draft.parents, sampling.grammars)
     return scores
 
 
 def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampling: Sampling) -> Tensor:
-    """Scores [B, N, V] float32 after bias, bans and penalties; `at` [B, N] is the position of each draw.
+    """Logits [B, N, V] float32 after bias, bans and penalties; `at` [B, N] is the position of each draw.
 
-    A draft and positions of one node stand for all N: scores that share their history.
+    A draft and positions of a single node apply to all N nodes.
     """
     scores = logits.to(torch.float32, copy=sampling.edited)
     if sampling.bias is not None:
@@ -160,7 +158,7 @@ def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampl
 
 
 def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tuple[Tensor, Tensor]:
-    """Values log E - log p up to a constant, the least of which is drawn, and their token ids.
+    """Values log E - log p up to a constant, with their token ids; the token of the least value is drawn.
 
     With `candidates` = 0 both span the vocabulary; otherwise only that many best tokens, sorted, noise included: a
     token has equal numbers either way.
@@ -179,7 +177,7 @@ def _race(scores: Tensor, at: Tensor, sampling: Sampling, candidates: int) -> tu
     if sampling.shape is not None:
         cost = shaped(cost, sampling.shape, at, sampling.seed)
     seeds = sampling.seed.unsqueeze(1).expand_as(at).reshape(-1)
-    luck = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
+    log_noise = noise(seeds, at.reshape(-1), ids.flatten(0, -2) if candidates else ids).log_().view_as(cost)
     if sampling.noise_scale is not None:
-        luck *= sampling.noise_scale
-    return luck.add_(cost), ids
+        log_noise *= sampling.noise_scale
+    return log_noise.add_(cost), ids

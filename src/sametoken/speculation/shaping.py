@@ -28,8 +28,12 @@ class RowShapes(NamedTuple):
     Attributes:
         rows: [S] int64.
         temperature: float32, of the last step.
-        sigma: float32, infinite for none. typical: float64, 1 for none.
-        chance, threshold: of XTC; float32, float64. spread, exponent: of the temperature; float32.
+        sigma: float32, top-n-sigma; infinite if off.
+        typical: float64, typical-p; 1 if off.
+        chance: float32, probability of XTC.
+        threshold: float64, threshold of XTC.
+        spread: float32, range of the dynamic temperature.
+        exponent: float32, exponent of the dynamic temperature.
     """
 
     rows: Tensor
@@ -43,7 +47,7 @@ class RowShapes(NamedTuple):
 
     @classmethod
     def of(cls, asked: Sequence[tuple[int, float, Shaping]], device: torch.device) -> RowShapes:
-        """Parameters from the rows with their temperatures."""
+        """Parameters of (row, temperature, samplers) triples."""
         _, temperatures, shapings = zip(*asked, strict=True)
 
         def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,7 +66,7 @@ class RowShapes(NamedTuple):
 
 
 def within_sigma(gap: Tensor, cost: Tensor, shape: RowShapes) -> Tensor:
-    """`cost` [B, N, V] with infinity for the tokens of shaped rows that lie too many deviations below the best.
+    """Copy of `cost` [B, N, V] with infinity for tokens too many standard deviations below the best (top-n-sigma).
 
     Args:
         gap: [B, N, V] from `processors.gaps`.
@@ -74,22 +78,23 @@ def within_sigma(gap: Tensor, cost: Tensor, shape: RowShapes) -> Tensor:
     mean = steps.sum(-1, keepdim=True).to(torch.float64) / count
     square = (steps * steps).sum(-1, keepdim=True).to(torch.float64) / count
     deviation = ((square - mean * mean).clamp_(min=0).sqrt_() / _SCORE).to(torch.float32)
-    far = own > shape.sigma * deviation  # of a row without: infinity, or NaN where all scores are equal
+    far = own > shape.sigma * deviation  # a row without top-n-sigma: infinity, or NaN where all logits are equal
     return cost.index_put((shape.rows,), cost[shape.rows].masked_fill(far, torch.inf))
 
 
 def shaped(cost: Tensor, shape: RowShapes, at: Tensor, seed: Tensor) -> Tensor:
-    """`cost` [B, N, V] after the other samplers and the temperature of shaped rows, which it does not have before.
+    """Copy of `cost` [B, N, V] after typical-p, XTC and the temperature of shaped rows, which `cost` does not include.
 
     Args:
-        at: [B, N] positions of the draws. `seed`: [B].
+        at: [B, N] positions of the draws.
+        seed: [B] seeds of the rows.
     """
     own = _typical(cost[shape.rows], shape)
     seeds = seed[shape.rows].unsqueeze(1).expand(own.shape[:2]).reshape(-1)
     places = at[shape.rows].expand(own.shape[:2]).reshape(-1)
-    nobody = torch.tensor([cost.shape[-1]], device=cost.device)  # no token's own noise
-    luck = uniform(seeds, places, nobody).view(*own.shape[:2], 1)
-    own = _without_top(own, shape, luck)
+    nobody = torch.tensor([cost.shape[-1]], device=cost.device)  # a key that no token has
+    variate = uniform(seeds, places, nobody).view(*own.shape[:2], 1)
+    own = _without_top(own, shape, variate)
     return cost.index_put((shape.rows,), own / _temperature(own, shape))
 
 
@@ -104,17 +109,15 @@ def _typical(cost: Tensor, shape: RowShapes) -> Tensor:
     return cost.masked_fill(dropped & (shape.typical < 1), torch.inf)
 
 
-def _without_top(cost: Tensor, shape: RowShapes, luck: Tensor) -> Tensor:
-    """Keep only the least probable of several tokens above the threshold, where `luck` [S, N, 1] is below XTC's
-    chance.
-    """
+def _without_top(cost: Tensor, shape: RowShapes, variate: Tensor) -> Tensor:
+    """Apply XTC where `variate` [S, N, 1] is below its chance: of tokens above the threshold, keep the least likely."""
     masses = mass(cost)
     least = (masses.sum(-1, keepdim=True).to(torch.float64) * shape.threshold).ceil().to(torch.int64).clamp_(min=1)
     above = masses >= least
     greatest = cost.masked_fill(~above, -torch.inf).amax(-1, keepdim=True)
     ids = torch.arange(cost.shape[-1], device=cost.device)
     kept = ids.expand_as(cost).masked_fill(~(above & (cost == greatest)), -1).amax(-1, keepdim=True)
-    return cost.masked_fill(above & (ids != kept) & (luck < shape.chance), torch.inf)
+    return cost.masked_fill(above & (ids != kept) & (variate < shape.chance), torch.inf)
 
 
 def _temperature(cost: Tensor, shape: RowShapes) -> Tensor:

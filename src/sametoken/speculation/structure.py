@@ -1,4 +1,4 @@
-"""Protocol of a grammar that an output follows (structured output). No grammar library here."""
+"""Protocol of a grammar that constrains an output (structured output). Imports no grammar library."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ if TYPE_CHECKING:
 
 
 class Grammar(Protocol):
-    """Grammar of one sequence, in its state after all tokens passed to `accept`."""
+    """Grammar state of one sequence, after all tokens passed to `accept`."""
 
     @property
     def failure(self) -> RequestError | None:
-        """Reason why it could not be enforced to the end, or None."""
+        """Reason why the grammar could not be enforced to the end, or None."""
         ...
 
     def accept(self, token: int) -> bool:
-        """Advance by an emitted token; return True if no token may follow it."""
+        """Advance by an emitted token; return True if no token may follow."""
         ...
 
     def allowed(self, tokens: Sequence[int], parents: Sequence[int]) -> Tensor:
-        """Mask of the tokens that may follow each node of a draft tree, on the node's own path; the state is unchanged.
+        """Mask of the tokens that may follow each node of a draft tree on the node's path; does not change the state.
 
         Args:
-            tokens, parents: of N nodes; node 0 was already passed to `accept`.
+            tokens, parents: [N] nodes of the tree; node 0 was already passed to `accept`.
 
         Returns:
-            [N, V] bool; the mask after a node that is itself not allowed is meaningless. All False for a node whose
-            mask took too long, and for node 0 once there is a `failure`.
+            [N, V] bool; undefined after a node that is itself not allowed. All False for a node whose mask took too
+            long, and for node 0 once there is a `failure`.
         """
         ...
 
     def forced(self, limit: int) -> list[int]:
-        """At most `limit` forced tokens, in the tokenizer's spelling."""
+        """At most `limit` tokens that the grammar forces, split as the tokenizer would split them."""
         ...
 
 
 def confine(scores: Tensor, tokens: Tensor, parents: Tensor, grammars: Sequence[Grammar | None]) -> None:
-    """Ban in place the tokens that a row's grammar does not allow after each node.
+    """Ban in place each token that a row's grammar does not allow after a node.
 
     Args:
         scores: [B, N, V].
-        tokens, parents: [B, N] the draft; one of them is read by the host per call.
-        grammars: one per row, None if all tokens are allowed.
+        tokens, parents: [B, N] the draft, copied to the host in one transfer each.
+        grammars: one per row, None if the row has no grammar.
     """
     nodes, above = tokens.tolist(), parents.tolist()
     for row, grammar in enumerate(grammars):

@@ -1,4 +1,4 @@
-"""Union of several trees of guesses of one row: equal tokens after equal paths are one node. Pure."""
+"""Union of several draft trees of one row: equal tokens after equal paths are one node. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 
 class Union(NamedTuple):
-    """One row's tree of N nodes, made of the trees of P drafters.
+    """Tree of N nodes of one row, united from the trees of P drafters.
 
     Attributes:
-        tokens, parents: [N - 1] of its nodes but the root, parents before their children.
-        said: [N] drafters of each node as bits: bit p for drafter p. The root, node 0, has all bits.
-        longest: [P] tokens on the longest path of each drafter's part.
+        tokens, parents: [N - 1] of all nodes but the root, parents before their children.
+        said: [N] bit mask of the drafters that proposed each node: bit p for drafter p; the root has all bits.
+        longest: [P] tokens on the longest path that each drafter proposed.
     """
 
     tokens: list[int]
@@ -21,7 +21,7 @@ class Union(NamedTuple):
     longest: list[int]
 
     def parts(self, drafters: Sequence[str], path: Sequence[int]) -> dict[str, tuple[int, int]]:
-        """Longest path of each drafter, and the number of its guesses on the path (nodes, the root first)."""
+        """Longest path of each drafter, and the number of its draft tokens on `path` (nodes, root first)."""
         return {
             drafter: (self.longest[part], sum(self.said[node] >> part & 1 for node in path) - 1)
             for part, drafter in enumerate(drafters)
@@ -29,17 +29,17 @@ class Union(NamedTuple):
 
 
 def union(trees: Sequence[tuple[Sequence[int], Sequence[int]]], most: int) -> Union:
-    """Unite the trees of one row by path.
+    """Unite the draft trees of one row by path.
 
     Args:
         trees: tokens and parents of each drafter's tree after the same root, as in a `Guess`.
-        most: greatest number of guesses; later ones are left out.
+        most: greatest number of draft tokens; later ones are left out.
     """
     tokens, parents, depths = list[int](), list[int](), [0]
     said, longest = [(1 << len(trees)) - 1], [0] * len(trees)
-    known: dict[tuple[int, int], int] = {}  # node by its parent and its token
+    known: dict[tuple[int, int], int] = {}  # node by (parent, token)
     for part, (guesses, above) in enumerate(trees):
-        places = [0]  # of this tree's nodes in the union, -1 for none
+        places = [0]  # node in the union for each node of this tree, -1 for none
         for token, parent in zip(guesses, above, strict=True):
             before = places[parent]
             node = known.get((before, token), -1)

@@ -1,6 +1,6 @@
-"""The losslessness theorem as code: a node is accepted if and only if it is the token the target draws there.
+"""Verification of drafts: a node is accepted if and only if it is the token that the target draws there.
 
-A node after which the target can draw no token is left to the next step, where it is the root.
+If the target can draw no token after a node, that node becomes the root of the next step.
 
 The target's draws do not depend on the draft, so neither does the output (Daliri, Musco, Suresh, arXiv 2408.07978).
 """
@@ -21,8 +21,8 @@ class Verdict(NamedTuple):
     Attributes:
         path: [B, N] accepted nodes, root first, the last one repeated as padding.
         length: [B] accepted draft tokens, 0 .. N - 1; the root is not a draft token.
-        bonus: [B] the target's own draw after the path: the next pending token; -1 if it can draw no token after the
-            root, and then `length` is 0.
+        bonus: [B] the target's draw after the path, which is the next pending token; -1 if the target can draw no
+        token after the root (`length` is 0 then).
     """
 
     path: Tensor
@@ -44,13 +44,13 @@ def verify(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
 
 
 def _walk(draft: Draft, drawn: Tensor) -> Verdict:
-    """Verify node by node on the host, which is ten times cheaper there."""
+    """Verify node by node on the host; ten times cheaper than `_search` there."""
     if draft.tokens.shape[1] == 1:
         return Verdict(torch.zeros_like(drawn), torch.zeros_like(drawn[:, 0]), drawn[:, 0])
     paths, lengths, bonuses = [], [], []
     for tokens, parents, draws in zip(draft.tokens.tolist(), draft.parents.tolist(), drawn.tolist(), strict=True):
         best, accepted = [0], {0: [0]}
-        for node in range(1, len(tokens)):  # parents come before their children
+        for node in range(1, len(tokens)):  # parents precede their children
             above = accepted.get(parents[node])
             if above is not None and tokens[node] == draws[parents[node]] and min(tokens[node], draws[node]) >= 0:
                 accepted[node] = [*above, node]
@@ -62,7 +62,7 @@ def _walk(draft: Draft, drawn: Tensor) -> Verdict:
 
 
 def _search(draft: Draft, ancestor_mask: Tensor, drawn: Tensor) -> Verdict:
-    """Verify all nodes at once, without reading any value on the host: for captured steps."""
+    """Verify all nodes at once without reading a value on the host, for captured steps."""
     nodes = draft.tokens.shape[1]
     index = torch.arange(nodes, device=drawn.device)
     wrong = draft.tokens != drawn.gather(1, draft.parents.clamp(min=0))
