@@ -1,4 +1,4 @@
-"""A suffix automaton with counts: the longest known suffix of a text, and how often each token followed it.
+"""A suffix automaton with counts: the longest suffix of a text that occurred before, and the tokens that followed it.
 
 Works on token ids only, not on rows or drafts.
 """
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-# A context followed by more distinct tokens than this is judged by the first that were seen: it keeps the work of a
-# step flat, and a follower with a probability of 10 % is missing from the first 32 with one of 3 %.
+# Only the first 32 distinct followers of a context are counted, to bound the work of a step. A follower with a
+# probability of 10 % is missing from them with a probability of 3 %.
 MAX_FOLLOWERS = 32
 
 
 class Match(NamedTuple):
-    """A string of an automaton: its last `length` tokens lead from the start to `state`."""
+    """A string in an automaton: its last `length` tokens lead from the start to `state`."""
 
     state: int
     length: int
@@ -26,7 +26,7 @@ NO_MATCH = Match(0, 0)
 
 
 class Follower(NamedTuple):
-    """A token that may follow a match: its share of all continuations, and the match that it leads to."""
+    """A token that may follow a match: its share of all continuations, and the match after it."""
 
     share: float
     token: int
@@ -34,7 +34,7 @@ class Follower(NamedTuple):
 
 
 class SuffixAutomaton:
-    """All substrings of the texts fed so far, with exact counts for strings of at most `max_depth` tokens.
+    """Index of all substrings of the texts fed so far, with exact counts for strings of at most `max_depth` tokens.
 
     The automaton of Blumer et al. (1985), several texts in one: at most two states per token, O(1) amortised time per
     token; a text that was fed before adds no state. States are numbers; state 0 is the empty string. Strings of one
@@ -54,18 +54,18 @@ class SuffixAutomaton:
         return len(self._next)
 
     def begin(self) -> None:
-        """Start another text."""
+        """Start a new text."""
         self._last = 0
         self.cursor = NO_MATCH  # the last `max_context` tokens of the text
 
     def extend(self, token: int) -> None:
         """Append one token to the current text."""
         self._last = self._append(token)
-        state, length = self.cursor  # if this state has just been split, its halves still lead to the same child
+        state, length = self.cursor  # if this state has just been split, both parts still lead to the same child
         child = self._next[state][token]
         self.cursor = self._clip(Match(child, min(length + 1, self.max_context)))
         # The strings that have just occurred are the suffixes of at most max_depth tokens; a link shortens, so the
-        # walk has at most max_depth steps. Longer strings of the same text are never counted and never looked at.
+        # walk has at most max_depth steps. Longer strings of the same text are neither counted nor looked up.
         link, count = self._link, self._count
         while child > 0:
             count[child] += 1
@@ -92,7 +92,7 @@ class SuffixAutomaton:
     def followers(self, match: Match, least_share: float = 0.0) -> list[Follower]:
         """Tokens that followed the match with at least this share, in the order of first occurrence.
 
-        If no token followed it: those that followed its longest suffix with a continuation.
+        If no token followed the match: those that followed its longest suffix with a continuation.
         """
         state, length = match
         while state and not self._next[state]:
@@ -102,7 +102,7 @@ class SuffixAutomaton:
             return []
         counts = self._count
         following = [(token, child, counts[child]) for token, child in islice(self._next[state].items(), MAX_FOLLOWERS)]
-        # Ends of texts count as followed by nothing, but for one: the text being written ends where knowledge does.
+        # The end of a text counts as a continuation by nothing, except for the text that is still being written.
         total = max(sum(count for _, _, count in following), counts[state] - 1)
         longer = min(length + 1, self.max_context)
         return [
@@ -112,7 +112,7 @@ class SuffixAutomaton:
         ]
 
     def _clip(self, match: Match) -> Match:
-        """Match of the string in its current state, which after a split or a cut may be a shorter one."""
+        """Match of the string in its current state; after a split or a cut, possibly of a shorter string."""
         state, length = match
         while 0 < length <= self._length[self._link[state]]:
             state = self._link[state]

@@ -1,6 +1,6 @@
-"""The protocol of a drafter: it observes committed tokens and proposes the next ones.
+"""Protocol of drafters, which observe committed tokens and propose the next ones.
 
-It can only cost time, never change a token: the target's draws do not depend on it (`speculation.verify`).
+A drafter can cost time but never change a token: the target's draws do not depend on drafts (`speculation.verify`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class RowOrigin(NamedTuple):
-    """Facts of a request that drafters use.
+    """Properties of a request that drafters use.
 
     Attributes:
         owner: owner of the texts that may serve as drafts: requests of different owners share no texts.
-        prediction: the output that the caller predicted, None without a prediction.
+        prediction: index of the output that the caller predicted, None without a prediction.
     """
 
     owner: str = ""
@@ -36,13 +36,13 @@ ANYONE = RowOrigin()
 
 
 class Proposed(NamedTuple):
-    """Drafts of B rows, and the chances that their drafter gives them.
+    """Drafts of B rows, with their drafter's confidence in them.
 
     Attributes:
-        drafts: [B] guesses of each row.
-        shares: [B, L, K] share of each candidate of a place in the drafter's own draw, see
+        drafts: [B] draft tokens of each row.
+        shares: [B, L, K] share of each of K candidates at depth L in the drafter's own draw, see
             `model.compiled_guesses.Guesses`; None if the drafter reports none.
-        ended: candidates, if the worth of guesses ended the rows; None if not.
+        ended: candidates, if the value of guesses decided where the rows end; otherwise None.
     """
 
     drafts: Sequence[Guess]
@@ -51,20 +51,20 @@ class Proposed(NamedTuple):
 
     @classmethod
     def of(cls, found: Proposed | Draft) -> Proposed:
-        """Proposal of a drafter, which may return a tensor draft alone, as all did in the past."""
+        """Proposal from the result of a drafter, which may be a `Draft` alone (the former protocol)."""
         return found if isinstance(found, Proposed) else cls(guesses_of(found))
 
 
 class Drafter(Protocol):
-    """Maker of drafts for the rows of one engine. Subclasses that guess on the host need only the first four methods.
+    """Base class of drafters. Subclasses that draft on the host need only the first four methods.
 
     Attributes:
-        taps: target layers (output of block i, 0-based) whose hidden states it reads, in its order; () for none. With
-            taps and keys and values in the pages it cannot make up for tokens that it did not observe, so only prefix
-            pages that hold its keys and values are reused, made with the token after them that follows now.
-        namespace: names its keys and values in the shared cache pages, "" if it keeps nothing there.
-        runs_model: guessing takes forwards of a model, which cost time.
-        nodes: most draft tokens of one proposal, which sizes the lookahead of the cache.
+        taps: target layers (output of block i, 0-based) whose hidden states the drafter reads, in its order; () for
+            none. A drafter with taps and a KV cache cannot recompute tokens that it did not observe, so a prefix page
+            is reused only if it contains the drafter's KV, computed with the same next token.
+        namespace: name of the drafter's KV in the shared cache pages, "" if it has none.
+        runs_model: true if drafting takes forwards of a model.
+        nodes: most draft tokens of one proposal; sizes the lookahead of the cache.
     """
 
     taps: tuple[int, ...] = ()
@@ -76,19 +76,19 @@ class Drafter(Protocol):
         """Start a sequence in `row`; the tokens `cached` lie in reused prefix pages and are not observed.
 
         Args:
-            draft_cached: number of the first of them for which those pages hold this drafter's keys and values.
+            draft_cached: number of leading tokens for which the pages contain this drafter's KV.
             origin: the request of the sequence.
         """
 
     def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
         """Observe committed tokens, in order: a prompt chunk, or the accepted path from the pending token on.
 
-        Called while the row decodes plainly too, so that it can draft again at any time; costly work is best left to
+        Called while the row decodes plainly too, so that drafting can resume at any time. Costly work belongs in
         `propose` and `catch_up`.
 
         Args:
             rows: distinct rows.
-            tokens: one sequence of token ids per row, continuing what was admitted and observed before.
+            tokens: one sequence of token ids per row, following the tokens admitted and observed before.
             features: [sum of lengths, len(taps) * H] hidden states of these tokens, or None without taps.
         """
 
@@ -99,28 +99,28 @@ class Drafter(Protocol):
         """Draft the tokens after the pending ones; must not change the observed state.
 
         Args:
-            pending: each row's emitted but not yet observed token, node 0 of its draft.
+            pending: emitted but not yet observed token of each row, node 0 of its draft.
             limits: most draft tokens on any path of each row.
-            sampling: the rows' sampling, whose noise a drafter ranks its scores under.
-            worth: of guesses, so that those not worth their cost are left out; only for a drafter that reports shares.
+            sampling: sampling state of the rows, under whose noise a drafter ranks its logits.
+            worth: value and cost of guesses, by which a drafter that reports shares omits those that do not pay.
 
         Returns:
-            Drafts of at most slots(max(limits)) tokens, siblings of `worth` aside.
+            Drafts of at most slots(max(limits)) tokens, not counting siblings added because of `worth`.
         """
         ...
 
     def release(self, row: int) -> None:
-        """End the row's sequence, which ended or lost its pages; its number will be used again."""
+        """Drop the row's sequence, which ended or lost its pages; the row number will be reused."""
 
     def slots(self, limit: int) -> int:
-        """Most cache slots past the pending token that a draft of a row with paths of at most `limit` tokens takes.
+        """Upper bound of the cache slots past the pending token of a draft with paths of at most `limit` tokens.
 
-        A promise: nodes beyond it would have no place in the cache.
+        No slots are reserved beyond this number.
         """
         return self.nodes if limit else 0
 
     def cached_tokens(self, row: int) -> int:
-        """Number of the row's leading tokens for which the pages hold this drafter's keys and values."""
+        """Number of the row's leading tokens for which the pages contain this drafter's KV."""
         return self.held(row)
 
     def held(self, row: int) -> int:
@@ -128,14 +128,14 @@ class Drafter(Protocol):
         return 0
 
     def catch_up(self, rows: Sequence[int]) -> None:
-        """Read long backlogs of these rows now, if that helps: they will probably be drafted soon."""
+        """Run the model over long backlogs of these rows now, if that helps: they will probably be drafted soon."""
         return
 
     @property
     def remembered(self) -> int:
-        """Approximate bytes of the outputs of ended requests that it remembers."""
+        """Approximate size in bytes of the stored outputs of ended requests."""
         return 0
 
     def captured(self) -> Proposer | None:
-        """Its proposer inside a captured step, None if it can guess on the host only."""
+        """Proposer for captured steps, None if the drafter works on the host only."""
         return None

@@ -1,4 +1,4 @@
-"""The protocol of a drafter inside a captured step: tensors of fixed shape, and no value that the host reads.
+"""Protocol of drafting inside a captured step: tensors of fixed shape, and no value that the host reads.
 
 Legend: B graph slots, K tokens of the longest path, N nodes of a draft, W width of the taps together.
 """
@@ -16,14 +16,14 @@ from sametoken.speculation.sampling import Sampling
 
 
 class Proposer(Protocol):
-    """The part of a drafter that a captured step contains.
+    """Part of a drafter that a captured step contains.
 
     Attributes:
         depth: K, tokens of the longest path.
-        nodes: N, of every draft, the pending token included.
-        slots: most cache slots from the pending token on that a guess or its verification takes.
-        chain: true if every draft is a chain, so that its accepted path is already in place.
-        taps: target layers whose hidden states it reads, see `Drafter`.
+        nodes: N, nodes of every draft, the pending token included.
+        slots: most cache slots, from the pending token on, that drafting or verification takes.
+        chain: true if every draft is a chain, whose accepted path need not be moved in the cache.
+        taps: target layers whose hidden states are read, see `Drafter`.
     """
 
     depth: int
@@ -49,20 +49,20 @@ class Proposer(Protocol):
         ...
 
     def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
-        """Note the tokens that a step committed, at positions from `start` on, as soon as the host has read them."""
+        """Record the tokens that a step committed at positions from `start` on; called when the host has read them."""
         return
 
     def leave(self, row: int, features: Tensor) -> None:
         """Return the row to the host.
 
         Args:
-            features: [count, W] of the tokens that were committed last.
+            features: [count, W] features of the last committed tokens.
         """
         return
 
 
 class Plain(Proposer):
-    """No guesses: plain decoding."""
+    """Proposer of empty drafts: plain decoding."""
 
     depth, nodes, slots = 0, 1, 1
 
@@ -71,14 +71,14 @@ class Plain(Proposer):
 
 
 class Capturable(Protocol):
-    """Interface of a drafter for captured steps."""
+    """Interface of drafters that may have a proposer for captured steps."""
 
     def captured(self) -> Proposer | None:
-        """Its part of a captured step, None if it guesses on the host alone."""
+        """Proposer for captured steps, None if the drafter works on the host only."""
         ...
 
 
 def proposers(drafters: Mapping[str, Capturable], plain: str) -> dict[str, Proposer]:
-    """Proposers of captured steps by method: plain decoding, by its name, and the drafters that have one."""
+    """Proposers for captured steps by method: plain decoding under the name `plain`, and those of the drafters."""
     found = {method: drafter.captured() for method, drafter in drafters.items()}
     return {plain: Plain(), **{method: each for method, each in found.items() if each is not None}}

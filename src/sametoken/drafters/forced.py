@@ -1,6 +1,6 @@
-"""Drafts the tokens that a request's grammar forces: guessing them costs nothing, and all of them are accepted.
+"""Drafter of the tokens that a request's grammar forces: drafting costs nothing, and all tokens are accepted.
 
-Uses grammars, not texts.
+Reads grammars, not texts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Growing chains and trees with a model over a cache: written once, for draft models and heads, host and device.
+"""Growth of chains and trees with a draft model or head and its KV cache, on host and device.
 
-A `Guesser` is such a model. It reads committed tokens, and then its own guesses level by level. A chain is the tree of
-one branch. `drafters.rows` calls `grow` on the host or in a captured step; compiled kernels do all of it in one call.
+A `Guesser` is a model that reads committed tokens and then its own guesses level by level. A chain is a tree of one
+branch. `drafters.rows` calls `grow` on the host or in a captured step; the compiled kernels do it all in one call.
 Legend: B rows, F nodes of a level, N tokens of a row, H hidden size, V vocabulary, W width of the taps together.
 """
 
@@ -23,14 +23,14 @@ from sametoken.speculation.sampling import Sampling, rank
 
 
 class Guesser(Protocol):
-    """A model that guesses one token after another.
+    """Protocol of a model that drafts autoregressively.
 
     Attributes:
-        cache: its keys and values, in the pages of the target's rows.
+        cache: KV cache of the model, in the pages of the target's rows.
         lag: the slot at index i reads the token at position i + lag: 0 for a decoder, 1 for a head, whose slot reads
             the feature of position i and the token after it.
         ids: [outputs] the target's token of each output; None where the outputs are the target's vocabulary.
-        vocabulary: V of the target.
+        vocabulary: V, size of the target's vocabulary.
     """
 
     cache: KVCache
@@ -39,15 +39,11 @@ class Guesser(Protocol):
     vocabulary: int
 
     def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
-        """Read tokens and grow chains in one call of the compiled kernels, see `Compiled.guess`; None if they
-        cannot.
-        """
+        """Read tokens and grow chains in one call of the compiled kernels (`Compiled.guess`); None if unsupported."""
         ...
 
     def branch(self, read: Committed, bounds: TreeBounds, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Read tokens and grow whole trees in one call of the compiled kernels: tokens, parents and places [B,
-        N] each.
-        """
+        """Read tokens and grow trees in one call of the compiled kernels; return tokens, parents, places [B, N]."""
         ...
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -55,11 +51,11 @@ class Guesser(Protocol):
         ...
 
     def recycle(self, output: Tensor) -> Tensor | None:
-        """Hidden input [R, H] of slots of guesses, in place of a feature, from outputs [R, H]; None for none."""
+        """Hidden input [R, H] of slots of guesses from the previous outputs [R, H]; None if slots read tokens alone."""
         ...
 
     def run(self, tokens: Tensor, hidden: Tensor | None, span: Span) -> Tensor:
-        """Outputs [B, N, H] of slots that read tokens [B, N] and hidden states [B * N, H]."""
+        """Outputs [B, N, H] of slots with input tokens [B, N] and hidden states [B * N, H]."""
         ...
 
     def scores(self, output: Tensor) -> Tensor:
@@ -68,11 +64,13 @@ class Guesser(Protocol):
 
 
 class Place(NamedTuple):
-    """Positions of rows in the cache of a guesser.
+    """Position of each row in the cache of a guesser.
 
     Attributes:
-        rows: [B] rows of the page table; `host_rows` as Python ints, () if the host must not read them.
-        starts: [B] slots that each row has there; `longest` bounds them.
+        rows: [B] rows of the page table.
+        host_rows: `rows` as Python ints, () if the host must not read them.
+        starts: [B] slots of each row that are in use.
+        longest: upper bound of `starts`.
     """
 
     rows: Tensor
@@ -86,10 +84,10 @@ class Place(NamedTuple):
 
 
 def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, levels: int, sampling: Sampling) -> Grown:
-    """Grow a tree to `levels` levels; a forward for each level but the first.
+    """Grow a tree to `levels` levels, with one forward for each level but the first.
 
     Args:
-        place: after the slots of the pending tokens.
+        place: position after the slots of the pending tokens.
         output: [B, H] of those slots.
     """
     output, pending = output.unsqueeze(1), place.starts + (guesser.lag - 1)
@@ -105,12 +103,12 @@ def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, lev
 def _guesses(
     guesser: Guesser, output: Tensor, position: Tensor, sampling: Sampling, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Tokens and scores [B, F, count] of the best guesses after outputs [B, F, H] of tokens at `position` [B].
+    """Tokens and scores [B, F, count] of the best guesses, from outputs [B, F, H] of tokens at `position` [B].
 
-    A single guess is the model's own draw under the target's rule; its score is not used.
+    A single guess is the model's own draw under the target's sampling; its score is not used.
     """
     logits, ids = guesser.scores(output.flatten(0, 1)), guesser.ids
-    if ids is not None and not sampling.greedy:  # bans, penalties and noise are about the target's tokens
+    if ids is not None and not sampling.greedy:  # bans, penalties and noise apply to the target's token ids
         wide = logits.new_full((logits.shape[0], guesser.vocabulary), float("-inf"))
         logits, ids = wide.index_copy_(1, ids, logits), None
     logits = logits.view(*output.shape[:2], -1)

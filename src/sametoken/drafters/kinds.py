@@ -9,7 +9,7 @@ NGRAM = Kind(
     title="n-gram lookup",
     what="n-gram lookup",
     drafts="sametoken.drafters.ngram:build",
-    mixed=False,  # suffix lookup continues the same matches, and longer ones
+    mixed=False,  # suffix lookup finds the same matches, and longer ones
     aliases={
         "vllm": ("ngram", "ngram_gpu"),
         "llama-server": ("ngram-simple",),

@@ -1,4 +1,4 @@
-"""Prompt lookup: the draft copies the tokens after an earlier occurrence of the row's last n tokens (Saxena 2023).
+"""Prompt lookup (Saxena 2023): a draft copies the tokens after an earlier occurrence of the row's last n tokens.
 
 Works on token ids only; the work of a step does not depend on how long the row's context is.
 """
@@ -19,19 +19,19 @@ Text = list[int]
 Place = tuple[Text, int]  # a text and the index of the token that follows the n-gram
 
 MAX_PUBLIC_POOLS = 8  # owners whose texts are kept
-MAX_POOL_NGRAMS = 2**20  # a pool's memory: 100 to 250 bytes each, so a context of 32k tokens takes 10 to 25 MB
+MAX_POOL_NGRAMS = 2**20  # memory of a pool: 100 to 250 bytes per n-gram, so a context of 32k tokens takes 10 to 25 MB
 
 
 class NgramPool:
-    """One place of every n-gram seen: the newest, or the oldest that is still kept.
+    """Index with one occurrence of every n-gram: the newest, or the oldest that is still stored.
 
-    Two generations bound the memory: when the young one is full it becomes the old one, whose n-grams are forgotten.
-    A dict that evicts its first key one by one would scan its own tombstones.
+    Two generations bound the memory: when the young one is full, it replaces the old one. (A dict that evicts its
+    first key one at a time would scan its own tombstones.)
 
     Args:
         sizes: n-gram sizes, the longest first.
-        is_use_oldest: keep the first place of an n-gram rather than the last.
-        max_ngrams: n-grams kept, both generations together.
+        is_use_oldest: keep the first occurrence of an n-gram rather than the last.
+        max_ngrams: n-grams stored, both generations together.
     """
 
     def __init__(self, sizes: range, is_use_oldest: bool, max_ngrams: int) -> None:
@@ -57,7 +57,7 @@ class NgramPool:
             self._old, self._young = self._young, {}
 
     def continuation(self, text: Text, pending: int, limit: int) -> list[int]:
-        """At most `limit` tokens that followed the longest known n-gram that ends `text + [pending]`; [] if none is."""
+        """At most `limit` tokens that followed the longest indexed n-gram at the end of `text + [pending]`, or []."""
         for size in self._sizes:
             if size > len(text) + 1:
                 continue
@@ -68,8 +68,8 @@ class NgramPool:
             source, end = place
             found = source[end : end + limit]
             if source is text:
-                # The copy may run over the end of the text into the pending token and then into itself:
-                # from there the text repeats with the distance of the two occurrences as its period.
+                # The copy may run past the end of the text into the pending token and then into itself:
+                # from there it repeats, with the distance between the two occurrences as its period.
                 period = len(text) + 1 - end
                 found = [*found, pending][:limit]
                 found.extend(found[i % period] for i in range(len(found), limit))
@@ -79,14 +79,14 @@ class NgramPool:
 
 
 class NgramDrafter(Drafter):
-    """Chains copied from an earlier occurrence of the longest matching n-gram, the most recent one by default.
+    """Drafter that copies the tokens after an earlier (by default the last) occurrence of the longest matching n-gram.
 
     Args:
         max_draft_len: longest chain.
         max_matching_ngram_size: longest n-gram looked up (vLLM: prompt_lookup_max).
         min_matching_ngram_size: shortest n-gram looked up (vLLM: prompt_lookup_min).
         is_use_oldest: copy from the oldest occurrence instead of the most recent.
-        is_public_pool: one pool for the texts of all rows of an owner, released rows included, instead of one per row.
+        is_public_pool: share one pool among all rows of an owner, released rows included, instead of one per row.
 
     Raises:
         ConfigError: a size is out of range.
@@ -112,7 +112,7 @@ class NgramDrafter(Drafter):
         self._sizes = range(max_matching_ngram_size, min_matching_ngram_size - 1, -1)
         self._is_use_oldest = is_use_oldest
         self._is_public_pool = is_public_pool
-        self._public: OrderedDict[str, NgramPool] = OrderedDict()  # by owner, the one used last at the end
+        self._public: OrderedDict[str, NgramPool] = OrderedDict()  # by owner, in the order of last use
         self._rows: dict[int, tuple[Text, NgramPool]] = {}
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
@@ -128,7 +128,7 @@ class NgramDrafter(Drafter):
     ) -> Proposed:
         """Draft chains of at most `limits[i]` and `nodes` draft tokens.
 
-        `sampling` is ignored: a copy has no scores to rank under its noise.
+        `sampling` is ignored: a copy has no logits to rank under its noise.
         """
         guesses = []
         for row, root, limit in zip(rows, pending, limits, strict=True):
@@ -137,7 +137,7 @@ class NgramDrafter(Drafter):
         return Proposed(guesses)
 
     def release(self, row: int) -> None:
-        """Forget `row`; its n-grams in a public pool stay."""
+        """Drop the state of `row`; its n-grams in a public pool stay."""
         self._rows.pop(row, None)
 
     def slots(self, limit: int) -> int:

@@ -1,4 +1,4 @@
-"""Guesses on the host, lists of integers as long as each row needs. A forward reads them as one rectangular `Draft`."""
+"""Draft trees on the host as ragged lists of integers, and their conversion to the rectangular `Draft` of a forward."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sametoken.speculation.draft import PADDING, Draft, chain_parents
 
 
 class Guess(NamedTuple):
-    """The draft tokens of one row, without the root.
+    """Draft tree of one row, without the root.
 
     Attributes:
         tokens: draft token i is node i + 1 of the draft.
-        parents: the node that each follows; 0 is the pending token.
+        parents: parent node of each token; 0 is the pending token.
     """
 
     tokens: list[int]
@@ -23,7 +23,7 @@ class Guess(NamedTuple):
 
 
 def chain(tokens: list[int]) -> Guess:
-    """Guess in which every token follows the one before it."""
+    """Guess in which every token is the child of the previous one."""
     return Guess(tokens, list(range(len(tokens))))
 
 
@@ -31,11 +31,11 @@ NO_GUESS = chain([])
 
 
 def padded(pending: Sequence[int], guesses: Sequence[Guess], device: torch.device | str = "cpu") -> Draft:
-    """Draft [B, N] of N = 1 + tokens of the largest guess; padding continues the last node as a chain.
+    """Draft [B, N] with N = 1 + tokens of the largest guess; padding continues the last node as a chain.
 
     Args:
         pending: [B] root tokens.
-        guesses: [B] guesses after each.
+        guesses: [B] guesses after these tokens.
     """
     most = max((len(guess.tokens) for guess in guesses), default=0)
     shape, chained = (len(guesses), 1 + most), list(range(most))
@@ -52,7 +52,7 @@ def padded(pending: Sequence[int], guesses: Sequence[Guess], device: torch.devic
 
 
 def guesses_of(draft: Draft) -> list[Guess]:
-    """Guesses of each row of a draft, up to its first padding; reads values on the host."""
+    """Guess of each row of a draft, up to the first padding; reads values on the host."""
     rows = zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True)
     found = [(tokens, parents, [*tokens, PADDING].index(PADDING)) for tokens, parents in rows]
     return [Guess(tokens[1:nodes], parents[1:nodes]) for tokens, parents, nodes in found]

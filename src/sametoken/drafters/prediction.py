@@ -1,6 +1,6 @@
-"""Drafts from a text that the caller expects as output: the tokens after the place that the output has reached in it.
+"""Drafts from an output that the caller predicted: the tokens after the place that the output has reached in it.
 
-Works on token ids only. If the output departs from the prediction, the place is found again by the last tokens.
+Works on token ids only. If the output departs from the prediction, the last tokens of the output are looked up in it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from sametoken.drafters.padded import NO_GUESS, Guess
 from sametoken.drafters.suffix import Bounds, grow
 from sametoken.options.speculation import SpeculativeConfig
 
-BEGIN = -1  # stands before the first token of a prediction; no token has this id
-MAX_CONTEXT = 16  # tokens of the output that are looked for in the prediction
-SURE = 2  # tokens in common from which the whole draft length is used; after fewer only as many
+BEGIN = -1  # precedes the first token of a prediction; no token has this id
+MAX_CONTEXT = 16  # tokens of the output that are looked up in the prediction
+SURE = 2  # matched tokens from which the whole draft length is used; after fewer, only as many
 LEAST_SHARE = 0.2
 
 
 def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
-    """Index of a predicted text; it is not changed afterwards, so choices of a request share it."""
+    """Index of a predicted text; immutable, so the choices of a request share one index."""
     known = SuffixAutomaton(MAX_CONTEXT + 1)
     for token in (BEGIN, *tokens):
         known.extend(token)
@@ -33,7 +33,7 @@ def index_prediction(tokens: Sequence[int]) -> SuffixAutomaton:
 
 @dataclass
 class _PredictedRow:
-    """One sequence: its prediction, its last tokens, and its place in the prediction once its output has begun."""
+    """State of one sequence: prediction, last tokens, and place in the prediction once the output has begun."""
 
     known: SuffixAutomaton
     recent: deque[int]
@@ -41,7 +41,7 @@ class _PredictedRow:
 
 
 class PredictionDrafter(Drafter):
-    """Drafter that continues the prediction of each row that has one.
+    """Drafter that copies from the prediction of each row that has one.
 
     Args:
         max_draft_len: longest draft.
@@ -52,7 +52,7 @@ class PredictionDrafter(Drafter):
         self._rows: dict[int, _PredictedRow] = {}
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
-        """Start `row`; tokens in reused pages are prompt."""
+        """Start `row`; tokens in reused pages belong to the prompt."""
         self._rows.pop(row, None)
         if origin.prediction is not None:
             self._rows[row] = _PredictedRow(origin.prediction, deque(maxlen=MAX_CONTEXT))
@@ -70,7 +70,7 @@ class PredictionDrafter(Drafter):
     def propose(
         self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object, worth: object = None
     ) -> Proposed:
-        """Draft continuations of at most `limits[i]` tokens; `sampling` is ignored, a prediction has no scores."""
+        """Draft continuations of at most `limits[i]` tokens; `sampling` is ignored: a prediction has no logits."""
         return Proposed([self._guess(*each) for each in zip(rows, pending, limits, strict=True)])
 
     def release(self, row: int) -> None:
@@ -92,9 +92,7 @@ class PredictionDrafter(Drafter):
         return grow(state.known, match, Bounds(self.slots(nodes), limit, LEAST_SHARE))[0]
 
     def _place(self, state: _PredictedRow, pending: int) -> Match:
-        """Place of the output in the prediction at its first draft: the beginning, or further on for a preempted
-        row.
-        """
+        """Place of the output in the prediction at the first draft: its beginning, or later for a preempted row."""
         beginning = state.known.match([BEGIN])
         if state.known.advance(beginning, pending).length > beginning.length:
             return beginning

@@ -1,7 +1,7 @@
-"""Chains of guesses from counted texts, with the siblings beside them, that are worth their verification.
+"""Chains of guesses from counted texts, with siblings, that repay the cost of their verification.
 
-A drafter that looks texts up has no draw of its own. In place of a share in it stands how often a token followed the
-match, less for a short match: `trust`. The policy learns from verified guesses how often which share comes true. Pure.
+A lookup drafter has no draw of its own: its shares are frequencies of tokens after a match, reduced for short matches
+(`trust`). The policy measures how often guesses of a given share are accepted. Pure functions.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from sametoken.control.worth import Worth, chance_of
 from sametoken.drafters.automaton import Follower, Match, SuffixAutomaton
 from sametoken.drafters.padded import Guess
 
-CANDIDATES = 3  # of a place
-LEAST_SHARE = 0.1  # of a candidate among all continuations
+CANDIDATES = 3  # per place
+LEAST_SHARE = 0.1  # of all continuations, for a candidate
 
 
 class RowPrice(NamedTuple):
-    """Worth of one row's guesses and of the time to verify one; see `Worth`.
+    """Value of one row's guesses and cost of verifying one; see `Worth`.
 
     Attributes:
-        chances: [K][bins] tables of the row's kind.
+        chances: [K][bins] acceptance tables of the row's kind.
     """
 
     chances: Sequence[Sequence[float]]
@@ -37,13 +37,14 @@ class RowPrice(NamedTuple):
 
 
 class PricedChain(NamedTuple):
-    """A row's chain. Legend: L places, K candidates of each.
+    """Chain of one row. Legend: L places, K candidates of each.
 
     Attributes:
         guess: the chain, then siblings in the order of their places.
-        candidates, shares: [L][K] tokens and their shares, best first; the last place may be one that was left out.
-        kept: [L] how many of them are in the guess.
-        value: sum of the chances of the guesses.
+        candidates: [L][K] tokens, best first; the last place may be one that was left out.
+        shares: [L][K] shares of the candidates.
+        kept: [L] number of candidates of each place that are in the guess.
+        value: sum of the acceptance probabilities of the guesses.
     """
 
     guess: Guess
@@ -54,12 +55,12 @@ class PricedChain(NamedTuple):
 
 
 def trust(found: Follower, length: int) -> float:
-    """Share of a token that followed a match of `length` tokens: about the chance that it follows again."""
+    """Estimated probability that a token follows a match of `length` tokens once more."""
     return found.share * (length / (1 + length)) ** 2
 
 
 def priced_chain(automaton: SuffixAutomaton, match: Match, limit: int, price: RowPrice) -> PricedChain:
-    """The guesses after a match that are worth their verification, at most `limit` in the chain."""
+    """Chain of at most `limit` guesses after a match, as far as they repay the cost of their verification."""
     candidates, shares, kept, siblings = list[list[int]](), list[list[float]](), list[int](), list[tuple[int, int]]()
     chain, path, value = list[int](), 1.0, 0.0
     while len(chain) < limit:

@@ -1,5 +1,4 @@
-"""Drafters that grow trees with a model: the state of their rows, and the calls of `growing.grow`, on the host or in a
-captured step.
+"""Drafters that grow trees with a model: row state, and calls of `growing.grow` on the host or in a captured step.
 
 Legend: B rows, N nodes of a draft, R slots of all rows, H hidden size, K longest path, W width of the taps together.
 """
@@ -25,19 +24,20 @@ from sametoken.speculation.draft import Draft, chain_mask
 from sametoken.speculation.sampling import Sampling
 
 FEED_ROWS = 512  # most slots that one forward reads
-LONG_BACKLOG = 16  # beyond this a backlog is read first, or the other rows' next feed would be padded to its width
-MOST_KEPT = 512  # features that a row keeps while it is not drafted; beyond, they are read
+LONG_BACKLOG = 16  # longer backlogs are read separately: the other rows' feed is not padded to their width
+MOST_KEPT = 512  # features stored for a row that is not drafted; more are read by the model at once
 
 
 @dataclass(slots=True)
 class Row:
-    """One sequence.
+    """State of one sequence.
 
     Attributes:
-        length: slots in the cache.
-        tokens: committed tokens from position `length` on; `features` [count, W] are theirs, if the guesser reads any.
-        children: of the last proposal, the child nodes of every node by token.
-        written: of the last proposal, where a node's keys and values lie past `length`.
+        length: slots of the row in the cache.
+        tokens: committed tokens from position `length` on.
+        features: [count, W] features of `tokens`, if the guesser reads any.
+        children: child nodes by token of every node of the last proposal.
+        written: slot past `length` with the KV of each node of the last proposal.
     """
 
     length: int = 0
@@ -47,7 +47,7 @@ class Row:
     written: dict[int, int] = field(default_factory=dict)
 
     def take(self, count: int, lag: int, pending: Sequence[int] = ()) -> tuple[list[int], Tensor | None]:
-        """The next slots: the tokens that they read, and features [count, W]."""
+        """Remove and return the input of the next slots: tokens, and features [count, W]."""
         read = [*self.tokens[lag : count + lag], *pending]
         features = None
         if self.features:
@@ -58,17 +58,17 @@ class Row:
         return read, features
 
 
-Slots = Sequence[tuple[list[int], Tensor | None]]  # of each row the tokens that its next slots read, and features
+Slots = Sequence[tuple[list[int], Tensor | None]]  # per row: tokens that the next slots read, and features
 
 
 class GrowingDrafter(Drafter):
-    """Drafter with a model over a cache that shares the target's page table.
+    """Drafter with a model whose KV cache shares the target's page table.
 
     Args:
-        guesser: the model.
+        guesser: the draft model or head.
         max_draft_len: depth of a tree, at most `budget`.
-        branches: candidates that each level keeps and expands; 1 is a chain.
-        budget: draft tokens a proposal keeps of all candidates, best cumulative score first; None is one path.
+        branches: candidates that each level keeps and expands; 1 for a chain.
+        budget: draft tokens of a proposal, by cumulative score of all candidates; None for one path.
     """
 
     runs_model = True
@@ -77,7 +77,7 @@ class GrowingDrafter(Drafter):
         self.guesser, self.cache = guesser, guesser.cache
         self.budget, self.branches = budget if budget is not None else max_draft_len, branches
         self.max_draft_len = min(max_draft_len, self.budget)  # a path has no more nodes than its draft
-        # The cache must hold what is proposed and, past the committed length, what is run to propose it.
+        # The cache must hold the proposal and, past the committed length, the nodes that are run to propose it.
         self.nodes = self.slots(self.max_draft_len)
         self._rows: dict[int, Row] = {}
         self._device = guesser.cache.keys.device
@@ -98,12 +98,12 @@ class GrowingDrafter(Drafter):
         return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
 
     def branch(self, branches: int, budget: int) -> None:
-        """Use other trees from now on, which need no more slots than the first ones; no row may be admitted yet."""
+        """Change the shape of trees, without needing more slots than at first; no row may be admitted yet."""
         assert not self._rows, "rows keep what was proposed for them"
         self.branches, self.budget = branches, budget
 
     def nodes_of(self, limit: int) -> int:
-        """Draft tokens of a proposal with such a limit: its share of the budget, but at least a complete path."""
+        """Draft tokens of a proposal with this limit: a proportional part of the budget, at least a complete path."""
         limit = min(limit, self.max_draft_len)
         return max(limit, -(-self.budget * limit // self.max_draft_len))
 
@@ -130,7 +130,7 @@ class GrowingDrafter(Drafter):
         self._read(rows)
 
     def _read(self, rows: Sequence[int]) -> None:
-        """Read long backlogs together, without padding any row."""
+        """Run the model over long backlogs together, without padding any row."""
         lag = self.guesser.lag
         while long := [row for row in rows if len(self._rows[row].tokens) > LONG_BACKLOG]:
             states = [self._rows[row] for row in long]
@@ -138,10 +138,10 @@ class GrowingDrafter(Drafter):
             self._feed(long, [state.take(width, lag) for state in states])
 
     def _feed(self, rows: Sequence[int], slots: Slots) -> Tensor:
-        """Compute slots of committed tokens into the cache; return the output [B, H] of each row's last slot."""
+        """Write the KV of committed tokens to the cache; return the output [B, H] of each row's last slot."""
         widths = [len(tokens) for tokens, _ in slots]
         width, lengths = max(widths), self._ints(widths)
-        # Shorter rows repeat their last slot past their end, where nothing is kept.
+        # Shorter rows repeat their last slot past their end, where the cache is free.
         tokens = self._ints([[*each, *each[-1:] * (width - len(each))] for each, _ in slots])
         features, hidden = _joined(slots), None
         if features is not None:
@@ -187,13 +187,13 @@ class GrowingDrafter(Drafter):
         return Tree(self._ints(pending), self._ints(limits), self.branches, self._ints(budgets), max(budgets))
 
     def _cut(self, limits: Sequence[int]) -> Tensor | None:
-        """Lengths [B] of the rows' chains; None if all are equal."""
+        """Limits [B] of the rows' chains; None if all are equal."""
         return self._ints(limits) if min(limits) < max(limits) else None
 
     def _compiled(
         self, rows: Sequence[int], slots: Slots, limits: Sequence[int], sampling: Sampling, worth: Worth | None
     ) -> Grown | None:
-        """Read and grow in one call; None if the compiled kernels cannot."""
+        """Read tokens and grow trees in one call of the compiled kernels; None if unsupported."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
         read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
         if self.branches == 1:
@@ -225,9 +225,7 @@ class GrowingDrafter(Drafter):
         return CapturedGrowing(self)
 
     def settle(self, row: int) -> Tensor | None:
-        """Read all committed tokens except those whose slots read the pending one; return their features, None without
-        taps.
-        """
+        """Read all committed tokens whose slots do not read the pending one; return their features (None: no taps)."""
         state, lag = self._rows[row], self.guesser.lag
         while (count := len(state.tokens) - lag) > 0:
             self._feed([row], [state.take(min(count, FEED_ROWS), lag)])
@@ -236,18 +234,18 @@ class GrowingDrafter(Drafter):
     def resume(self, row: int, start: int, committed: Sequence[int]) -> None:
         """Record that a captured step read the token at `start` and committed tokens from there on."""
         kept = 1 - self.guesser.lag
-        if self.branches == 1 and not self.taps:  # it grew the accepted path where it belongs, but for its last token
+        if self.branches == 1 and not self.taps:  # its accepted path is in place already, except for the last token
             kept = max(1, len(committed) - 1)
         self._rows[row] = Row(start + kept, list(committed[kept:]))
 
     def give(self, row: int, features: Tensor) -> None:
-        """Set the features [count, W] of the tokens that the row has not read."""
+        """Set the features [count, W] of the row's unread tokens."""
         self._rows[row].features = [features]
 
-    # Guesses that came true.
+    # Reuse of accepted guesses.
 
     def _remember(self, states: Sequence[Row], guesses: Sequence[Guess], written: Tensor) -> None:
-        """Note the proposed nodes that are in the cache, to keep them if they are accepted.
+        """Record the proposed nodes that are in the cache, to keep those that are accepted.
 
         Only without taps: a slot that read the guesser's own output instead of a feature is computed again.
         """
@@ -259,9 +257,7 @@ class GrowingDrafter(Drafter):
                     state.written[node] = places[node]
 
     def _keep_path(self, row: int, state: Row, committed: Sequence[int]) -> int:
-        """Commit the nodes of the accepted path that the last proposal computed; return the number of tokens now in the
-        cache.
-        """
+        """Commit the accepted nodes that the last proposal computed; return the number of `committed` in the cache."""
         node = 0
         path: list[int] = []
         for token in committed[1:]:
@@ -277,11 +273,10 @@ class GrowingDrafter(Drafter):
 
 
 class CapturedGrowing(Proposer):
-    """Proposer that grows trees inside a captured step; the slots of guesses are computed again with the accepted
-    tokens.
+    """Proposer that grows trees inside a captured step and recomputes the slots of guesses from the accepted tokens.
 
-    Every step first reads the tokens that the step before emitted, as many slots as that may be, for only the device
-    knows how many they are. Chains without taps find all but the last two in the cache already.
+    Every step first reads the tokens that the previous step emitted, padded to the maximum, since their number is known
+    only on the device. For chains without taps, all but the last two are in the cache already.
     """
 
     def __init__(self, drafter: GrowingDrafter) -> None:
@@ -306,7 +301,7 @@ class CapturedGrowing(Proposer):
     def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
         guesser, newest = self._guesser, graph_slots.latest(self._width)
         hidden = guesser.fuse(newest.features.flatten(0, 1)) if self.taps else None
-        after = graph_slots.lengths + (1 - guesser.lag)  # slots that are there once the pending token is read
+        after = graph_slots.lengths + (1 - guesser.lag)  # slots in use once the pending token is read
         place = Place(graph_slots.rows, (), after - newest.counts, keys - self.slots)
         ancestor_mask = chain_mask(graph_slots.batch, self._width, after.device)
         output = guesser.run(newest.tokens, hidden, place.span(ancestor_mask, self._width))
@@ -324,6 +319,6 @@ class CapturedGrowing(Proposer):
 
 
 def _joined(slots: Slots) -> Tensor | None:
-    """Features [R, W] of all rows' slots, joined."""
+    """Features [R, W] of all rows' slots, concatenated."""
     parts = [features for _, features in slots if features is not None]
     return None if not parts else parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,5 +1,4 @@
-"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): a tree of the tokens that followed the longest suffix seen
-before.
+"""SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975): trees of the tokens that followed the longest known suffix.
 
 Works on token ids only; the work of a step does not depend on how long the row's context is.
 """
@@ -23,8 +22,8 @@ from sametoken.drafters.priced import PricedChain, RowPrice, priced_chain, trust
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
 
-BYTES_PER_TOKEN = 400  # of an output remembered, about
-MAX_CACHED_TOKENS = 2**18  # of all outputs remembered, about 100 MB
+BYTES_PER_TOKEN = 400  # of a stored output, about
+MAX_CACHED_TOKENS = 2**18  # of all stored outputs, about 100 MB
 
 
 class Bounds(NamedTuple):
@@ -36,8 +35,7 @@ class Bounds(NamedTuple):
 
 
 def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Guess, float, list[list[float]]]:
-    """The most probable nodes after `match`, the number of them that are expected to be accepted, and the shares [L][1]
-    along the path of first children.
+    """Most probable nodes after `match`, their expected number of acceptances, and the shares [L][1] of first children.
 
     A node's probability is the product of the shares on its path, so a child never precedes its parent.
     """
@@ -46,7 +44,7 @@ def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Gues
     parents: list[int] = []
     depths = [0]
     score = 0.0
-    serial = count()  # first come, first served among equals
+    serial = count()  # insertion order decides among equals
     frontier: list[tuple[float, int, int, Follower]] = []
     node, probability, tip = 0, 1.0, 0
     while len(tokens) < bounds.nodes:
@@ -69,7 +67,7 @@ def grow(automaton: SuffixAutomaton, match: Match, bounds: Bounds) -> tuple[Gues
 
 @dataclass
 class _Generation:
-    """Outputs of one owner that are forgotten together."""
+    """Outputs of one owner that are dropped together."""
 
     index: SuffixAutomaton
     requests: int = 0
@@ -77,13 +75,14 @@ class _Generation:
 
 
 class OutputStore:
-    """Outputs of earlier requests, each owner's in generations of half the caps: a third one replaces the first.
+    """Outputs of earlier requests, per owner in two generations of half the limits; a third one replaces the first.
 
-    An automaton cannot forget one of its texts, and building it anew would stall every row of the batch.
+    An automaton cannot remove a single text, and rebuilding it would stall every row of the batch.
 
     Args:
         max_tree_depth: see `SuffixDrafter`.
-        max_requests, max_tokens: of an owner, and the latter also of all owners together.
+        max_requests: outputs per owner.
+        max_tokens: tokens per owner, and of all owners together.
     """
 
     def __init__(self, max_tree_depth: int, max_requests: int, max_tokens: int) -> None:
@@ -92,19 +91,19 @@ class OutputStore:
             max_requests // 2,
             max_tokens // 2,
         )
-        self._owners: OrderedDict[str, list[_Generation]] = OrderedDict()  # the one that wrote last at the end
+        self._owners: OrderedDict[str, list[_Generation]] = OrderedDict()  # in the order of last addition
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that are remembered."""
+        """Number of stored tokens."""
         return sum(each.tokens for generations in self._owners.values() for each in generations)
 
     def of(self, owner: str) -> list[SuffixAutomaton]:
-        """Suffix automata of the outputs of an owner's requests, one per generation, the older first."""
+        """Suffix automata of an owner's outputs, one per generation, the older first."""
         return [each.index for each in self._owners.get(owner, ())]
 
     def add(self, owner: str, output: Sequence[int]) -> None:
-        """Remember `output`, or the last tokens of a very long one."""
+        """Store `output`, or the last tokens of a very long one."""
         kept = output[-self._most_tokens :]
         if not kept or self._most_requests == 0:
             return
@@ -124,7 +123,7 @@ class OutputStore:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        """Forget the first generation of the owner whose last output is the oldest."""
+        """Drop the first generation of the owner whose last output is the oldest."""
         owner, generations = next(iter(self._owners.items()))
         del generations[0]
         if not generations:
@@ -133,7 +132,7 @@ class OutputStore:
 
 @dataclass
 class _IndexedRow:
-    """One sequence: the index of all its text, its last tokens, and its output once it has begun."""
+    """State of one sequence: index of its whole text, last tokens, and output once it has begun."""
 
     local: SuffixAutomaton
     recent: deque[int]
@@ -142,19 +141,18 @@ class _IndexedRow:
 
 
 class SuffixDrafter(Drafter):
-    """Drafter of trees from the row's own text or from outputs of its owner, whichever has the higher expected
-    acceptance.
+    """Drafter of trees from the row's own text or earlier outputs of its owner, by the higher expected acceptance.
 
-    Only outputs are remembered across rows: prompts are longer, the model does not repeat other requests' prompts,
-    and its own prompt a row has anyway. A row's output begins with its first `propose`.
+    Only outputs are stored across rows: prompts are longer, and a model seldom repeats the prompts of other requests.
+    A row's output begins with its first `propose`.
 
     Args:
         budget: most draft tokens of a proposal.
-        max_draft_len: the path length that takes the whole budget, a shorter one its share; None for any length.
-        max_tree_depth: tokens of the longest string that is counted: a context and the token after it.
-        max_cached_requests: outputs of an owner that are remembered, 0 for none; when they would exceed it (or 2**18
-            tokens), the older half is forgotten. They make guesses for requests of the same owner alone.
-        max_spec_factor: draft tokens per token of the match; a longer match is trusted further.
+        max_draft_len: path length that takes the whole budget, a shorter one a proportional part; None for any length.
+        max_tree_depth: tokens of the longest counted string: a context and the token after it.
+        max_cached_requests: stored outputs per owner, 0 for none; beyond it (or 2**18 tokens) the older half is
+            dropped. Outputs serve requests of the same owner only.
+        max_spec_factor: draft tokens per matched token, so that longer matches give longer drafts.
         min_token_prob: estimated path probability below which a node is dropped.
 
     Raises:
@@ -198,9 +196,9 @@ class SuffixDrafter(Drafter):
         self, rows: Sequence[int], pending: Sequence[int], limits: Sequence[int], sampling: object,
         worth: Worth | None = None,
     ) -> Proposed:  # fmt: skip
-        """Draft trees of at most `nodes` draft tokens, `limits[i]` of them on a path; with a worth, what is worth it.
+        """Draft trees of at most `nodes` draft tokens, `limits[i]` on a path; with `worth`, only guesses that pay.
 
-        `sampling` is ignored: shares of what followed before are no scores to rank under its noise.
+        `sampling` is ignored: frequencies are no logits to rank under its noise.
         """
         if worth is None:
             found = [self._tree(*each) for each in zip(rows, pending, limits, strict=True)]
@@ -215,7 +213,7 @@ class SuffixDrafter(Drafter):
         return Proposed([each.guess for each in made], [each.shares for each in made], ended)
 
     def release(self, row: int) -> None:
-        """Forget `row` but remember its output; for a preempted row, the part written so far."""
+        """Drop the state of `row` and store its output; for a preempted row, the part written so far."""
         state = self._rows.pop(row, None)
         if state is not None and state.output is not None:
             self.store.add(state.owner, state.output)
@@ -236,16 +234,16 @@ class SuffixDrafter(Drafter):
             state.output.extend(tokens)
 
     def _matches(self, row: int, pending: int) -> list[tuple[SuffixAutomaton, Match]]:
-        """The longest known suffix of the row's text with its pending token, in each of the texts known to it."""
+        """Longest suffix of the row's text and pending token that occurs in each of the indexes open to the row."""
         state = self._rows[row]
         if state.output is None:
             state.output = []
         matches = [(state.local, state.local.advance(state.local.cursor, pending))]
-        # Matching the last tokens anew costs less than carrying a cursor per automaton through the whole prompt.
+        # Matching the last tokens again costs less than updating a cursor per automaton throughout the prompt.
         return matches + [(past, past.match((*state.recent, pending))) for past in self.store.of(state.owner)]
 
     def _tree(self, row: int, pending: int, limit: int) -> tuple[Guess, list[list[float]]]:
-        """Tree with the most expected acceptances, and the shares along its first path, see `priced.trust`."""
+        """Tree with the most expected acceptances, and the shares on its path of first children, see `priced.trust`."""
         grown = [
             (*grow(known, match, self._bounds(match, limit)), match) for known, match in self._matches(row, pending)
         ]

@@ -1,4 +1,4 @@
-"""Growing trees of guesses, level by level: the nodes to expand next, and the final draft.
+"""Growth of draft trees level by level: the nodes to expand next, and the final draft.
 
 Works on tokens, scores and places of any model; reads no value on the host. Legend: B rows, K branches, C
 candidates, F nodes of a frontier, N nodes of a draft, H hidden size.
@@ -17,11 +17,12 @@ from sametoken.speculation.draft import PADDING, Draft, chain_mask, chain_parent
 
 
 class Grown(NamedTuple):
-    """A draft, and the nodes of it that ran through the draft model.
+    """Draft, with the nodes that ran through the draft model.
 
     Attributes:
-        written: [B, N] where a node's keys and values lie past the row's length, -1 where there are none.
-        shares, ended: see `Proposed`.
+        written: [B, N] slot past the row's length with the KV of each node, -1 for none.
+        shares: see `Proposed`.
+        ended: see `Proposed`.
     """
 
     draft: Draft
@@ -31,11 +32,11 @@ class Grown(NamedTuple):
 
 
 class Chain:
-    """The tree of one branch: a node has one child, so there is nothing to compare and nothing to choose.
+    """Tree of one branch: every node has one child, so no candidates are compared.
 
     Args:
         pending: [B] root tokens.
-        limits: [B] longest path of each row, None where every row takes all levels.
+        limits: [B] longest path of each row, None if every row takes all levels.
     """
 
     branches = 1
@@ -48,9 +49,7 @@ class Chain:
         self._tokens.append(tokens.squeeze(2))
 
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """Give the last node its place in the cache; return its token [B, 1] and the ancestors of all nodes that ever
-        ran.
-        """
+        """Assign the last node a cache slot; return its token [B, 1] and the ancestors of all nodes that ran."""
         last = self._tokens[-1]
         return last, chain_mask(last.shape[0], len(self._tokens) - 1, last.device)
 
@@ -63,7 +62,7 @@ class Chain:
 
 
 def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
-    """Chain of the tokens [B, N], root first, padded past each row's limit; all but the last node ran."""
+    """Chain of `tokens` [B, N], root first, padded past each row's limit; all nodes but the last ran."""
     rows, nodes = tokens.shape
     if limits is not None:
         place = torch.arange(nodes, device=tokens.device)
@@ -73,7 +72,7 @@ def chain_of(tokens: Tensor, limits: Tensor | None) -> Grown:
 
 
 def _written(nodes: int, device: torch.device) -> Tensor:
-    """Places [N] as in `Grown.written` of a chain: the root's K/V is committed before, the last node did not run."""
+    """`Grown.written` [N] of a chain: the root's KV is committed already, and the last node did not run."""
     place = torch.arange(nodes, device=device)
     return torch.where(place < nodes - 1, place - 1, -1)
 
@@ -82,17 +81,18 @@ _kept_written = lru_cache(maxsize=64)(_written)
 
 
 class Tree:
-    """A tree under growth, best first: all candidates so far, level by level, and the frontier that is expanded next.
+    """Tree under best-first growth: all candidates so far, level by level, and the frontier to expand next.
 
     Args:
         pending: [B] root tokens.
         limits: [B] longest path of each row.
-        branches: K, candidates of a level that are expanded.
-        budgets: [B] candidates that each row keeps in the end; `most` bounds them.
+        branches: K, candidates expanded per level.
+        budgets: [B] candidates that each row keeps in the end.
+        most: upper bound of `budgets`.
 
     Attributes:
-        tokens, parents, scores: [B, C] of all candidates; candidate 0 is the root.
-        forwarded: [B, C] the place of a candidate among the nodes that ran, or -1.
+        tokens, parents, scores: [B, C] all candidates; candidate 0 is the root.
+        forwarded: [B, C] index of a candidate among the nodes that ran, or -1.
     """
 
     def __init__(self, pending: Tensor, limits: Tensor, branches: int, budgets: Tensor, most: int) -> None:
@@ -105,10 +105,10 @@ class Tree:
         self._level = 0
         self._ancestors = torch.zeros(rows, 0, 0, dtype=torch.bool, device=device)
         self._frontier = torch.zeros_like(self.tokens)  # candidates expanded by the next `grow`
-        self._origin = self._frontier  # whose child each of them is: a place in the frontier before it
+        self._origin = self._frontier  # parent of each, as an index into the previous frontier
 
     def grow(self, tokens: Tensor, scores: Tensor) -> None:
-        """Add K children [B, F, K] to every frontier node and keep the K best of them as the next frontier."""
+        """Add K children [B, F, K] to every frontier node; the K best of all become the next frontier."""
         branches = tokens.shape[2]
         total = self.scores.gather(1, self._frontier).unsqueeze(2) + scores
         total = total.masked_fill((self.limits <= self._level).view(-1, 1, 1), float("-inf")).flatten(1)
@@ -123,9 +123,7 @@ class Tree:
         self._level += 1
 
     def enter_frontier(self) -> tuple[Tensor, Tensor]:
-        """Give the frontier its place in the cache; return its tokens [B, F] and the ancestors of all nodes that ever
-        ran.
-        """
+        """Assign the frontier cache slots; return its tokens [B, F] and the ancestors of all nodes that ran."""
         rows, width = self._frontier.shape
         size = self._ancestors.shape[1]
         above = self.forwarded.gather(1, self.parents.gather(1, self._frontier))  # -1: the committed root
@@ -141,13 +139,13 @@ class Tree:
         return self.tokens.gather(1, self._frontier), grown
 
     def above(self, output: Tensor) -> Tensor:
-        """Outputs of the parents of the frontier's nodes, from the outputs [B, F, H] of the frontier before it."""
+        """Outputs of the parents of the frontier's nodes, from the outputs [B, F, H] of the previous frontier."""
         return output.gather(1, self._origin.unsqueeze(2).expand(-1, -1, output.shape[2]))
 
     def grown(self) -> Grown:
-        """Draft of each row's root and the best candidates of its budget.
+        """Draft of each row's root and best candidates, as many as its budget.
 
-        A child never scores above its parent and a tie goes to the earlier candidate, so the choice is a tree.
+        A child never scores above its parent, and the earlier candidate wins a tie, so the chosen nodes form a tree.
         """
         keep = min(self._most, self.tokens.shape[1] - 1)
         best = self.scores[:, 1:].sort(dim=1, descending=True, stable=True)
@@ -158,15 +156,15 @@ class Tree:
 
 
 def assembled(tokens: Tensor, parents: Tensor, chosen: Tensor, left_out: Tensor) -> tuple[Draft, Tensor]:
-    """Trees of the root and some candidates, in their order, the rest padded at the end as a draft must be.
+    """Trees of the root and the chosen candidates in their order, with padding at the end.
 
     Args:
-        tokens, parents: [B, C] of all candidates, parents before children; candidate 0 is the root.
-        chosen: [B, N - 1] distinct candidates; a parent that is no root is chosen too.
-        left_out: [B, N - 1] which of them are not taken after all.
+        tokens, parents: [B, C] all candidates, parents before children; candidate 0 is the root.
+        chosen: [B, N - 1] distinct candidates; the parent of a chosen candidate is the root or chosen too.
+        left_out: [B, N - 1] true for chosen candidates to omit.
 
     Returns:
-        The drafts [B, N], and the candidate numbers of their nodes, which mean nothing where padding is.
+        Drafts [B, N], and the candidate number of each node, undefined for padding.
     """
     rows, count = tokens.shape
     order = (chosen + left_out * count).sort(dim=1).values
