@@ -1,7 +1,7 @@
-"""Choice of the kernels for a tensor's work: Triton on CUDA, where it is installed; else torch or the CPU's.
+"""Choice of kernels by device: Triton on CUDA, where it is installed; otherwise torch or the compiled CPU kernels.
 
-A tensor on the meta device has a shape and no data. It stands for one that will lie on the CPU, or on CUDA where
-`planned_for` says so: modules pack such tensors as they pack real ones, which tells what they will hold.
+A tensor on the meta device represents one on the CPU, or on CUDA inside `planned_for`: modules pack such tensors like
+real ones, which gives the sizes of a module without its data.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _planned: ContextVar[str] = ContextVar("planned", default="cpu")
 
 
 def fused(x: Tensor) -> bool:
-    """True if our Triton kernels compute on x."""
+    """True if the Triton kernels support x."""
     return x.is_cuda and TRITON
 
 
 def device_type(x: Tensor) -> str:
-    """ "cpu" or "cuda": where x lies or, on the meta device, where it will lie."""
+    """Device type of x, "cpu" or "cuda"; on the meta device, of the tensor that x represents."""
     return _planned.get() if x.is_meta else x.device.type
 
 
 @contextmanager
 def planned_for(kind: str) -> Iterator[None]:
-    """Treat tensors on the meta device as tensors that will be on a device of type `kind`, within the block."""
+    """Treat tensors on the meta device as tensors on a device of type `kind`, within the block."""
     token = _planned.set(kind)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Compiled CPU kernels, built from C++ when the package is installed; everything works without them, only slower."""
+"""Compiled CPU kernels, built from C++ when the package is installed; torch replaces missing ones, more slowly."""

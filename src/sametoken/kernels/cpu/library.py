@@ -1,6 +1,6 @@
-"""One variant of the compiled library as Python sees it: its calls.
+"""Calls of one variant of the compiled library.
 
-Tensors that a structure points to must be kept alive by whoever holds the structure.
+The owner of a structure must keep the tensors alive that the structure points to.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sametoken.kernels.cpu.structures import (
 )
 from sametoken.kernels.cpu.threads import threads_for
 
-INTERFACE = 27  # as decoder.cpp: what was built from other sources has other structures
+INTERFACE = 27  # as in decoder.cpp: libraries built from other sources may have other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
-DRAW_WORK = 8  # a sampled draw takes as long as reading so many times its scores as weights
+DRAW_WORK = 8  # cost of a sampled draw, in reads of weights as large as its logits
 BLOCK_KINDS = ("Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q5_K", "Q6_K", "Q5_0", "Q4_1", "Q5_1", "IQ4_NL", "IQ4_XS", "Q3_K",
                "Q2_K", "NVFP4", "TQ1_0", "TQ2_0")  # of llama.cpp, see BlockKind in gguf_blocks.h  # fmt: skip
 
 
 class PackedWeight(NamedTuple):
-    """A linear's weight in the library's layout.
+    """Weight of a linear layer in the library's layout.
 
     Attributes:
-        weight: the structure, which points into `parts`.
-        parts: "data", and "scale", "bias" and what else the format has.
+        weight: C structure that points into `parts`.
+        parts: tensors by name: "data", and "scale", "bias" and others as the format requires.
     """
 
     weight: Weight
@@ -56,11 +56,11 @@ class PackedWeight(NamedTuple):
 
 
 class Library:
-    """One loaded variant.
+    """One loaded variant of the library.
 
     Attributes:
-        name: of the variant.
-        matrix: whether the processor's matrix unit multiplies weights that are packed for it.
+        name: name of the variant.
+        matrix: true if the processor's matrix unit multiplies weights that are packed for it.
     """
 
     def __init__(self, name: str, file: Path) -> None:
@@ -116,24 +116,24 @@ class Library:
 
     @property
     def exchanges(self) -> tuple[int, int]:
-        """Addresses of the functions with which compiled code sums over ranks and gathers their columns."""
+        """Addresses of the functions by which compiled code sums over ranks and gathers columns from ranks."""
         sums, gathers = (ctypes.cast(call, c_void_p).value or 0 for call in (self._sum, self._gather))
         return sums, gathers
 
     def sum(self, exchange: CExchange, numbers: Tensor) -> None:
-        """Replace contiguous float32 numbers by their sums over the ranks of an exchange."""
+        """All-reduce: replace contiguous float32 numbers by their sums over the ranks of an exchange."""
         self._sum(exchange, numbers.data_ptr(), numbers.numel())
 
     def send(self, exchange: CExchange, data: Tensor) -> None:
-        """Send the contiguous bytes of rank 0 to all ranks."""
+        """Broadcast the contiguous bytes of rank 0 to all ranks."""
         self._send(exchange, data.data_ptr(), data.nbytes)
 
     def gather(self, exchange: CExchange, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """[R, begins[-1]] float32 on rank 0, or on all ranks: their columns side by side; elsewhere nothing.
+        """Gather the columns of all ranks: [R, begins[-1]] float32 on rank 0 or, with `everywhere`, on all ranks.
 
         Args:
             own: [R, begins[rank + 1] - begins[rank]] float32, contiguous.
-            begins: [ranks + 1] the first column of each rank, and the number of columns.
+            begins: [ranks + 1] first column of each rank, and the number of columns.
         """
         wanted = everywhere or exchange.rank == 0
         found = torch.empty((own.shape[0], begins[-1]) if wanted else (0, 0))
@@ -142,13 +142,13 @@ class Library:
         return found
 
     def pack(self, rows: Tensor, target: Tensor, first: int, outputs: int, turn: int) -> bool:
-        """Put rows of a weight into its tiles; False where a number is not finite, of turns that look.
+        """Write rows of a weight into its tiles; return False if a number is not finite and `turn` checks for it.
 
         Args:
-            rows: [R, n], each contiguous.
+            rows: [R, n], each row contiguous.
             target: [tiles, units, 16, ...] contiguous.
-            first: the output that the first row is.
-            outputs: of the weight; more ones of a tile become zero.
+            first: output (row of the whole weight) of `rows[0]`.
+            outputs: outputs of the weight; the padding of its last tile becomes zero.
         """
         row_bytes, unit = rows.shape[1] * rows.itemsize, target[0, 0, 0].numel() * target.itemsize
         packing = Packing(
@@ -160,7 +160,7 @@ class Library:
         return bool(status == 0)
 
     def awq_codes(self, words: Tensor) -> Tensor:
-        """[out, in / 2] uint8 codes, an even input in the low four bits, of AWQ's words [in, out / 8] int32."""
+        """Codes [out, in / 2] uint8, an even input in the low four bits, from AWQ's words [in, out / 8] int32."""
         inputs, columns = words.shape
         codes = lent_memory((8 * columns, inputs // 2), torch.uint8)
         words = words.contiguous()
@@ -168,13 +168,13 @@ class Library:
         return codes
 
     def read_blocks(self, kind: str, blocks: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-        """The codes, scales, offsets, steps and offset steps of llama.cpp's blocks [out, blocks, bytes].
+        """Codes, scales, offsets, steps and offset steps of llama.cpp's blocks [out, blocks, bytes].
 
         Args:
-            sizes: bytes of each in a block.
+            sizes: bytes of each of these per block.
 
         Returns:
-            uint8 [out, blocks * size] of each size.
+            uint8 [out, blocks * size] for each size.
         """
         blocks, (outputs, count, _) = blocks.contiguous(), blocks.shape
         found = [lent_memory((outputs, count * size), torch.uint8) for size in sizes]
@@ -184,12 +184,13 @@ class Library:
         return found
 
     def read_entries(self, book: Tensor, entries: Tensor, signs: Tensor | None, rows: Tensor | None) -> Tensor:
-        """The numbers int8 [n * 8] of entries of a codebook.
+        """Numbers int8 [n * 8] of codebook entries.
 
         Args:
-            book: int8 [N, 4 or 8]. `entries`: int32, contiguous, whose numbers follow each other.
-            signs: int8 [R, 8], by which each eight numbers are multiplied; None for ones.
-            rows: int32 [n], of these.
+            book: int8 [N, 4 or 8] codebook.
+            entries: int32, contiguous, indices into `book`.
+            signs: int8 [R, 8] factors of eight numbers; None for no signs.
+            rows: int32 [n] indices into `signs`.
         """
         width = book.shape[1]
         count = entries.numel() * width // 8
@@ -199,17 +200,17 @@ class Library:
         return found
 
     def join_bits(self, codes: Tensor, bits: int) -> Tensor:
-        """uint8 [out, in * bits / 8] of codes [out, in], contiguous bytes below 2 ** bits; see `formats.bits`."""
+        """Pack codes [out, in], contiguous bytes below 2 ** bits, to uint8 [out, in * bits / 8]; see `formats.bits`."""
         found = lent_memory((codes.shape[0], codes.shape[1] * bits // 8), torch.uint8)
         _check(self._join(codes.data_ptr(), codes.numel() // 32, bits, found.data_ptr(), threads_for(codes.nbytes)))
         return found
 
     def numbers(self, rows: CodedRows) -> None:
-        """Write what rows of codes mean."""
+        """Dequantise rows of codes into the memory to which `rows` points."""
         _check(self._numbers(rows, threads_for(rows.rows * rows.row_bytes)))
 
     def rows(self, packed: PackedWeight, index: Tensor) -> Tensor:
-        """[R, in] bfloat16: rows `index` [R] int64 of a weight in bfloat16 or blocks; the caller checks the range."""
+        """Rows `index` [R] int64 of a weight in bfloat16 or blocks: [R, in] bfloat16; the caller checks the range."""
         index = index.contiguous()
         found = torch.empty(len(index), packed.weight.inputs, dtype=torch.bfloat16)
         _check(self._rows(packed.weight, index.data_ptr(), len(index), found.data_ptr()))
@@ -229,13 +230,13 @@ class Library:
         norm: tuple[Tensor, float, float] | None = None,
         outputs: range | None = None,
     ) -> Tensor:
-        """norm(x) W^T + bias.
+        """Compute norm(x) W^T + bias.
 
         Args:
             x: [M, in] bfloat16.
-            dtype: of the result, bfloat16 or float32.
-            norm: weight [in], epsilon and shift of an RMS norm that comes first, or None.
-            outputs: those wanted, from a multiple of 16 on; None for all.
+            dtype: dtype of the result, bfloat16 or float32.
+            norm: weight [in], epsilon and shift of an RMS norm of x, None for no norm.
+            outputs: range of outputs to compute, from a multiple of 16 on; None for all.
         """
         x, outputs = x.contiguous(), outputs or range(packed.weight.outputs)
         y = torch.empty(x.shape[0], len(outputs), dtype=dtype)
@@ -250,7 +251,7 @@ class Library:
         return y
 
     def fuse(self, model: Model, features: Tensor, nbytes: int) -> Tensor:
-        """[T, H] hidden states of features [T, W] bfloat16, for a head of EAGLE-3."""
+        """Hidden states [T, H] from features [T, W] bfloat16, for an EAGLE-3 head."""
         features = features.contiguous()
         x = torch.empty(features.shape[0], model.hidden, dtype=torch.bfloat16)
         _check(self._fuse(model, features.data_ptr(), features.shape[0], x.data_ptr(), threads_for(nbytes)))
@@ -266,13 +267,13 @@ class Library:
         taps: Sequence[Tensor | None],
         nbytes: int,
     ) -> None:
-        """All blocks of a decoder or head.
+        """Run all blocks of a decoder or head.
 
         Args:
             tokens: [T] int64, padding negative.
-            x: [T, H] bfloat16, becomes the output of the last block; what a model with `join` reads beside tokens.
-            taps: one per layer, [T, H] bfloat16 that receives the layer's output, or None.
-            nbytes: of all weights, by which the number of threads is chosen.
+            x: [T, H] bfloat16, overwritten with the output of the last block; input of a model with `join`.
+            taps: one per layer: [T, H] bfloat16 that receives the layer's output, or None.
+            nbytes: size of all weights, from which the number of threads is chosen.
         """
         pointers = (c_void_p * len(taps))(*(None if tap is None else tap.data_ptr() for tap in taps))
         listed = (CSpan * len(spans))(*spans)
@@ -292,19 +293,19 @@ class Library:
         levels: int,
         nbytes: tuple[int, int],
     ) -> tuple[Tensor, Tensor]:
-        """Each row's last committed token and its continuation, and shares [B, levels, K] float32 of candidates.
+        """Draft a chain after each row's last committed token; return tokens and shares [B, levels, K] float32.
 
-        A share says how clearly a guess won its draw: its p / E over the sum of all tokens', E = 1 for greedy rows.
+        The share of a candidate in its draw is its p / E over the sum of p / E of all tokens (E = 1 for greedy rows).
 
         Args:
-            feed: what rows read first.
-            draw: how they draw.
-            worth: ends rows one by one, and says how many candidates a draw has, K, else 1.
-            levels: tokens of a continuation; the last one of a row is not read.
-            nbytes: of the blocks' weights and of the head's.
+            feed: committed tokens that rows read first.
+            draw: sampling of the rows.
+            worth: value of guesses, which ends rows one by one, and K, the candidates of a draw; None for K = 1.
+            levels: tokens of a chain; the last one is not run through the model.
+            nbytes: sizes of the blocks' weights and of the output head's.
 
         Returns:
-            [B, 1 + levels] int64, or the tokens [B, 1 + most] of the drafts that are worth their time; and the shares.
+            Tokens [B, 1 + levels] int64, the committed token first, or with `worth` [B, 1 + most]; and the shares.
         """
         width, ranks = (levels, 1) if worth is None else (worth.most, worth.ranks)
         guesses = torch.empty(feed.span.batch, 1 + width, dtype=torch.int64)
@@ -323,14 +324,14 @@ class Library:
         growth: Growth,
         nbytes: tuple[int, int],
     ) -> None:
-        """Trees after each row's last committed token, written where `growth` points; arguments as for `guess`."""
+        """Draft trees after each row's last committed token into the memory of `growth`; arguments as for `guess`."""
         _check(self._grow(model, pages, feed, output, draw, growth, *(threads_for(each) for each in nbytes)))
 
     def sample(self, draw: Draw, scores: Tensor) -> Tensor:
-        """[B, N] int64, the target's draws from scores [B, N, V] float32; -2 where torch must decide, see sample.h.
+        """Draw the target's tokens [B, N] int64 from logits [B, N, V] float32; -2 where torch must draw, see sample.h.
 
         Args:
-            draw: of B rows, and with the position of each of the B N draws.
+            draw: sampling of B rows, and the position of each of the B N draws.
         """
         scores = scores.contiguous()
         rows, nodes, size = scores.shape

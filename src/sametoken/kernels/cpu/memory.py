@@ -1,8 +1,8 @@
-"""Memory for what is read from end to end in every step (weights, keys and values), and for what loading makes.
+"""Memory for tensors that every step reads in full (weights, KV cache), and for temporary tensors of loading.
 
-It lies on huge pages where the system grants them: with ordinary pages a core looks up an address every 4 KiB of a
-stream, which costs part of the memory's speed. What lives for a moment lies in memory that was used before: the first
-write to a page costs more than writing it again, on virtual machines up to thirty times as much.
+Such tensors use huge pages where the system grants them: ordinary pages take an address translation every 4 KiB, which
+costs memory bandwidth. Temporary tensors reuse memory: the first write to a page costs more than later ones, on virtual
+machines up to thirty times as much.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ import torch
 from torch import Tensor
 
 HUGE = 2**21
-LEAST_BYTES = 2 * HUGE  # below this hardly one whole huge page fits
+LEAST_BYTES = 2 * HUGE  # smaller tensors hardly contain one whole huge page
 POPULATE_READ = 22  # of madvise
-LEAST_LENT = 2**18  # below this the C library keeps memory itself
-MOST_WASTE = 4  # times what is asked for
-MOST_SPARE = 16  # pieces of memory: more are never lent at once but where tensors stay
-_mapped = weakref.WeakSet[mmap.mmap]()  # files that are there to be read, and can be read again
-_spare: list[mmap.mmap] = []  # memory that `lent_memory` gave and that came back
+LEAST_LENT = 2**18  # smaller tensors are left to the C library
+MOST_WASTE = 4  # times the requested size
+MOST_SPARE = 16  # pieces of memory; more are in use at once only where tensors are kept
+_mapped = weakref.WeakSet[mmap.mmap]()  # mappings of files that can be read again
+_spare: list[mmap.mmap] = []  # free pieces of `lent_memory`
 
 
 def settled(source: Tensor) -> Tensor:
-    """A contiguous copy of `source`, which may be any view."""
+    """Contiguous copy of `source`, which may be any view."""
     return new_memory(source.shape, source.dtype).copy_(source)
 
 
 def new_memory(shape: Sequence[int], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-    """A tensor of undefined numbers."""
+    """Uninitialised tensor."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     target = torch.empty(shape, dtype=dtype, device=device)
     if advice is not None and target.device.type == "cpu" and target.nbytes >= LEAST_BYTES:
         begin = -(-target.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         length = target.data_ptr() + target.nbytes - begin
-        # A refusal (no such feature, or switched off) leaves ordinary pages, which are as good but for speed.
+        # A failure (feature missing or switched off) leaves ordinary pages, which only cost speed.
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), advice)
     return target
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of zeros; a large one on the CPU takes its memory from the system page by page, as it is written.
+    """Tensor of zeros; a large one on the CPU takes memory from the system page by page, as it is written.
 
     Raises:
         MemoryError: the system grants no such address space.
@@ -88,22 +88,22 @@ def read_ahead(pages: mmap.mmap) -> None:
 
 
 def give_back_files() -> None:
-    """Take mapped files out of this process's memory, on Linux; what is read of them comes from the files again."""
+    """Drop the pages of mapped files from this process's memory, on Linux; later reads load them again."""
     if hasattr(mmap, "MADV_DONTNEED") and sys.platform == "linux":
         for pages in list(_mapped):
             pages.madvise(mmap.MADV_DONTNEED)
 
 
 def lent_memory(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor of undefined numbers that is soon gone: its memory serves the next one, until `release` is called."""
+    """Uninitialised temporary tensor, whose memory is reused for the next one until `release` is called."""
     size = math.prod(shape) * dtype.itemsize
     if size < LEAST_LENT:
         return torch.empty(shape, dtype=dtype)
-    # A piece that is far too large would stay resident as long as a small tensor that lies in it.
+    # A piece that is far too large would stay resident as long as a small tensor in it.
     fitting = [memory for memory in list(_spare) if size <= len(memory) <= MOST_WASTE * size]
     memory = min(fitting, key=len, default=None)
     if memory is None:
-        _spare[:] = [memory for memory in _spare if len(memory) > size]  # another one takes the place of the small ones
+        _spare[:] = [memory for memory in _spare if len(memory) > size]  # replaces the small ones
         memory = mmap.mmap(-1, size if size < HUGE else -(-size // HUGE) * HUGE, mmap.MAP_PRIVATE)
         if size >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):

@@ -1,6 +1,6 @@
-"""Compiled variants, the features that a processor must have for each, and those of this one.
+"""Compiled variants, the processor features that each requires, and the features of this processor.
 
-Features are called as Linux calls them in /proc/cpuinfo, on every system.
+Features have their names in Linux's /proc/cpuinfo on every system.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx512_bf16", "fma"}
-# What a processor must have, best variant first; setup.py has the compiler's flags.
+# Required features, best variant first; setup.py has the compiler's flags.
 VARIANTS = {
     "amx": AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
     "avx512": AVX512,
@@ -24,7 +24,7 @@ VARIANTS = {
     "neon_dot": {"asimd", "asimddp"},
     "neon": {"asimd"},
 }
-# The variant whose file has the code of another one too, which it runs on processors that have a matrix unit.
+# Variant whose file also contains another one, which runs on processors with a matrix unit.
 FILES = {"amx": "avx512"}
 # Linux on arm64: bits of getauxval's AT_HWCAP (16) and AT_HWCAP2 (26).
 HWCAPS = {16: {"asimd": 1, "asimddp": 20}, 26: {"i8mm": 13, "bf16": 14}}
@@ -36,7 +36,7 @@ SYSCTL = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
 }
 KNOWN = set().union(*VARIANTS.values(), *HWCAPS.values())
-# The variant that asks for least, by what platform.system() and platform.machine() say.
+# Variant with the fewest requirements, by platform.system() and platform.machine().
 LEAST = {("Linux", "x86_64"): "avx2", ("Linux", "aarch64"): "neon", ("Darwin", "arm64"): "neon"}
 COMPILERS = {"Linux": "for example: apt-get install g++", "Darwin": "xcode-select --install"}
 
@@ -64,7 +64,7 @@ def flags_of(cpuinfo: str) -> set[str]:
 
 
 def hwcaps_of(words: dict[int, int]) -> set[str]:
-    """Features in what getauxval gives for each key of `HWCAPS`."""
+    """Features in the results of getauxval for each key of `HWCAPS`."""
     return {name for key, bits in HWCAPS.items() for name, bit in bits.items() if words[key] >> bit & 1}
 
 
@@ -75,7 +75,7 @@ def sysctl_of(lines: str) -> set[str]:
 
 
 def unsupported() -> str:
-    """Reason why no variant runs here, in words."""
+    """Reason why no variant runs on this machine, as text."""
     here = platform.system(), platform.machine()
     if here not in LEAST:
         return f"there are none for {here[0]} on {here[1]}"
@@ -96,7 +96,7 @@ def _source() -> str:
         record = distribution("sametoken").read_text("direct_url.json")
     except PackageNotFoundError:
         record = None
-    if record is None:  # from an index: neither its wheel nor one that pip built and kept
+    if record is None:  # from a package index: no wheel, neither a published one nor one in pip's cache
         return "--no-cache-dir --no-binary sametoken sametoken"
     found = json.loads(record)
     url = found["url"].removeprefix("file://")

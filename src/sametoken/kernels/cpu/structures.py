@@ -1,6 +1,6 @@
-"""The structures of the compiled library as ctypes has them: field by field what its headers declare.
+"""ctypes declarations of the compiled library's structures, field by field as in its headers.
 
-Tensors that a structure points to must be kept alive by whoever holds the structure.
+The owner of a structure must keep the tensors alive that the structure points to.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Weight(Structure):
-    """See rows.h."""
+    """Structure of rows.h."""
 
     _fields_ = [
         ("format", c_int32), ("inputs", c_int32), ("outputs", c_int32), ("group", c_int32),
@@ -22,13 +22,13 @@ class Weight(Structure):
 
 
 class CGate(Structure):
-    """See pointwise.h."""
+    """Structure of pointwise.h."""
 
     _fields_ = [("activation", c_int32), ("gain", c_float), ("limit", c_float)]
 
 
 class CExperts(Structure):
-    """See experts.h."""
+    """Structure of experts.h."""
 
     _fields_ = [
         ("count", c_int32), ("chosen", c_int32), ("width", c_int32), ("shared", c_int32), ("normalised", c_int32),
@@ -37,11 +37,11 @@ class CExperts(Structure):
         ("weighted_input", c_int32), ("gate", CGate), ("router", Weight), ("gate_up", POINTER(Weight)),
         ("down", POINTER(Weight)),
     ]  # fmt: skip
-    kept: Tensor | None  # what `choice_bias` points to
+    kept: Tensor | None  # target of `choice_bias`
 
 
 class Layer(Structure):
-    """See forward.h."""
+    """Structure of forward.h."""
 
     _fields_ = [
         ("attention_norm", c_void_p), ("q_norm", c_void_p), ("k_norm", c_void_p), ("mlp_norm", c_void_p),
@@ -53,7 +53,7 @@ class Layer(Structure):
 
 
 class Join(Structure):
-    """See forward.h."""
+    """Structure of forward.h."""
 
     _fields_ = [
         ("fc", POINTER(Weight)), ("paired", c_int32), ("normed_residual", c_int32), ("embed_norm", c_void_p),
@@ -62,7 +62,7 @@ class Join(Structure):
 
 
 class Model(Structure):
-    """See forward.h."""
+    """Structure of forward.h."""
 
     _fields_ = [
         ("layers", c_int32), ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_size", c_int32),
@@ -76,7 +76,7 @@ class Model(Structure):
 
 
 class CExchange(Structure):
-    """See exchange.h."""
+    """Structure of exchange.h."""
 
     _fields_ = [
         ("memory", c_void_p), ("slot", c_int64), ("rank", c_int32), ("size", c_int32), ("round", c_uint32),
@@ -85,7 +85,7 @@ class CExchange(Structure):
 
 
 class Pages(Structure):
-    """See forward.h."""
+    """Structure of forward.h."""
 
     _fields_ = [
         ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("page_size", c_int64),
@@ -95,7 +95,7 @@ class Pages(Structure):
 
 
 class CSpan(Structure):
-    """See attention.h."""
+    """Structure of attention.h."""
 
     _fields_ = [
         ("batch", c_int32), ("nodes", c_int32), ("total", c_int32),
@@ -104,7 +104,7 @@ class CSpan(Structure):
 
 
 class Output(Structure):
-    """See decoder.cpp."""
+    """Structure of decoder.cpp."""
 
     _fields_ = [
         ("head", POINTER(Weight)), ("norm", c_void_p), ("ids", c_void_p), ("recycled", c_int32),
@@ -113,13 +113,13 @@ class Output(Structure):
 
 
 class Feed(Structure):
-    """See decoder.cpp."""
+    """Structure of decoder.cpp."""
 
     _fields_ = [("span", CSpan), ("tokens", c_void_p), ("lengths", c_void_p), ("features", c_void_p)]
 
 
 class Draw(Structure):
-    """See draw.h."""
+    """Structure of draw.h."""
 
     _fields_ = [
         ("seeds", c_void_p), ("positions", c_void_p), ("temperature", c_void_p), ("noise_scale", c_void_p),
@@ -128,7 +128,7 @@ class Draw(Structure):
 
 
 class Growth(Structure):
-    """See grow.h."""
+    """Structure of grow.h."""
 
     _fields_ = [
         ("branches", c_int32), ("levels", c_int32), ("most", c_int32), ("limits", c_void_p), ("budgets", c_void_p),
@@ -137,7 +137,7 @@ class Growth(Structure):
 
 
 class CWorth(Structure):
-    """See stop.h."""
+    """Structure of stop.h."""
 
     _fields_ = [
         ("chances", c_void_p), ("typical", c_void_p), ("sampled", c_void_p), ("limits", c_void_p),
@@ -148,7 +148,7 @@ class CWorth(Structure):
 
 
 class Packing(Structure):
-    """See pack.h."""
+    """Structure of pack.h."""
 
     _fields_ = [
         ("source", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("stride", c_int64), ("target", c_void_p),
@@ -157,7 +157,7 @@ class Packing(Structure):
 
 
 class CodedRows(Structure):
-    """See pack.h."""
+    """Structure of pack.h."""
 
     _fields_ = [
         ("codes", c_void_p), ("rows", c_int64), ("row_bytes", c_int64), ("format", c_int32), ("inputs", c_int32),
@@ -165,12 +165,12 @@ class CodedRows(Structure):
     ]  # fmt: skip
 
 
-# What becomes of a row's units: see Turn in pack.h.
+# Transformations of a row's units: see Turn in pack.h.
 AS_IS, FINITE_BF16, FLIPPED, FINITE_FP8, NIBBLES, NIBBLE_QUADS = range(6)
 
 
 def address(tensor: Tensor | None) -> int | None:
-    """Address of a contiguous tensor's data, for a structure; None for null."""
+    """Address of a contiguous tensor's data, for a structure; None (null) for None."""
     if tensor is None:
         return None
     assert tensor.is_contiguous()
@@ -178,7 +178,7 @@ def address(tensor: Tensor | None) -> int | None:
 
 
 def struct_of(kind: type[Structure], **values: Any) -> Any:
-    """A structure with pointers given as tensors.
+    """Structure of type `kind`; values of pointers are given as tensors.
 
     Raises:
         TypeError: the structure has no such field; ctypes alone would accept the name and ignore it.

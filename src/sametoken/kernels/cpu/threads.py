@@ -1,4 +1,4 @@
-"""Number of threads of a call of the compiled library, while torch has one or as many as torch."""
+"""Number of threads of a call of the compiled library, given the number of torch's threads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
-# Weights that fit a core's own cache are read faster by one thread than two threads agree on who reads what.
+# One thread reads weights that fit a core's own cache in less time than two threads take to synchronise.
 ALONE_BYTES = 2**19
 
 
 class _Team(threading.local):
-    """Threads of a call from this thread while torch itself has one."""
+    """Number of threads for calls from this thread while torch itself has one."""
 
     size: int | None = None
 
@@ -23,9 +23,9 @@ _team = _Team()
 
 @contextmanager
 def serial_torch() -> Iterator[int]:
-    """Leave torch one thread and its others to the library, whose threads would wait for the same cores as torch's.
+    """Limit torch to one thread and give its others to the library, since both would compete for the same cores.
 
-    The value is how many threads there are.
+    The value is the number of threads.
     """
     if _team.size is not None:
         yield _team.size
@@ -40,5 +40,5 @@ def serial_torch() -> Iterator[int]:
 
 
 def threads_for(nbytes: int) -> int:
-    """Threads of a call that reads so many bytes of weights."""
+    """Number of threads for a call that reads `nbytes` of weights."""
     return 1 if nbytes <= ALONE_BYTES else _team.size or torch.get_num_threads()

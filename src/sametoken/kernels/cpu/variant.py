@@ -1,4 +1,4 @@
-"""Variant of the compiled library that this process computes with, or the reason why there is none."""
+"""Variant of the compiled library that this process uses, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SWITCH = "SAMETOKEN_NATIVE"
 
 
 class KernelStatus(NamedTuple):
-    """Kernels that this process computes with.
+    """Kernels that this process uses.
 
     Attributes:
         variant: name of the loaded variant; None where torch computes alone, which is slower.
-        features: what this processor has of what any variant asks for, sorted.
-        reason: why there is no variant; None where there is one.
-        advice: what mends that, with the command; None where nothing does or nothing is wrong.
+        features: features of this processor that any variant requires, sorted.
+        reason: reason why there is no variant; None if there is one.
+        advice: remedy, with the command; None if there is none or none is needed.
     """
 
     variant: str | None
@@ -31,19 +31,19 @@ class KernelStatus(NamedTuple):
 
 
 def library() -> Library | None:
-    """The best variant that was built and that this machine runs; None where there is none.
+    """Best variant that was built and that this machine can run; None if there is none.
 
     The choice depends on the machine alone, never on a measurement: sums of bfloat16 products differ between variants
-    in their last bits, and the same seed must give the same text tomorrow.
+    in their last bits, and a seed must give the same text in every run.
 
     Raises:
-        ConfigError: the environment asks for a variant that is not there.
+        ConfigError: the environment names a variant that is not available.
     """
     return _chosen()[0]
 
 
 def status() -> KernelStatus:
-    """Choice of `library`; if it found no variant, the reason and a remedy.
+    """Choice of `library`, with the reason and a remedy if there is no variant.
 
     Raises:
         ConfigError: as `library`.
@@ -52,7 +52,7 @@ def status() -> KernelStatus:
 
 
 def choose() -> tuple[Library | None, KernelStatus]:
-    """Look up the results of `library` and `status` again."""
+    """Determine the results of `library` and `status` anew."""
     wanted = os.environ.get(SWITCH, "auto")
     if wanted not in ("auto", "off", *VARIANTS):
         raise ConfigError(f"{SWITCH}={wanted!r}: expected auto, off, {', '.join(VARIANTS)}")
@@ -79,6 +79,6 @@ _chosen = cache(choose)
 
 
 def file_of(variant: str) -> Path | None:
-    """Path of a variant that was built, None if it was not."""
+    """Path of a variant's library, None if it was not built."""
     file = Path(__file__).parent / f"_kernels_{FILES.get(variant, variant)}.so"
     return file if file.exists() else None

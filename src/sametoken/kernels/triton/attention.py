@@ -1,8 +1,8 @@
-"""Attention over paged keys and a tree for CUDA, in Triton: a token gets the bits that plain decoding would give it.
+"""Attention over paged keys and draft trees for CUDA, in Triton, with the bits of plain decoding for every token.
 
-A query reads the keys of its own path in the order of their depth, side by side as they will lie once accepted, in
-blocks of BLOCK keys, chunks of CHUNK, tiles of the same height whatever runs beside it. Work that concerns other
-queries only adds exact zeros. Importing this module needs triton; with TRITON_INTERPRET=1 it runs on the CPU.
+A query reads the keys of its own path in the order of their depth, as they will be stored once accepted, in blocks of
+BLOCK keys, chunks of CHUNK and tiles of one height, independently of the batch. Work for other queries only adds exact
+zeros. Importing this module needs triton; with TRITON_INTERPRET=1 it runs on the CPU.
 Legend: B rows, N query nodes, M tree nodes, G = Hq / Hk, D head size, P page size, C chunks.
 """
 
@@ -19,12 +19,12 @@ from torch import Tensor
 from sametoken.speculation.draft import depth
 
 BLOCK = 64  # keys of one product
-CHUNK = 256  # keys that one program reads; the partial results are joined in the order of chunks
-TILE_ROWS = 16  # height of a product: a tensor core's least, so that one node costs what a few do
+CHUNK = 256  # keys that one program reads; partial results are merged in the order of chunks
+TILE_ROWS = 16  # height of a product: the least of a tensor core, so that one node costs as much as a few
 # A kernel specialised for one of these being 1 or a multiple of 16 could order its arithmetic differently.
 SIZES = ["nodes", "tree", "tiles", "row_pages", "chunks", "q_stride", "slots"]
-CODES = {torch.int8: 1, torch.uint8: 2}  # by the dtype of a cache: int8, or the bytes of float8_e4m3fn; 0 is numbers
-WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are attended for in slabs of nodes
+CODES = {torch.int8: 1, torch.uint8: 2}  # by a cache's dtype: int8, or bytes of float8_e4m3fn; 0 for none
+WORKSPACE = 32 * 2**20  # bytes of partial results; wide prompts are processed in slabs of nodes
 
 
 def launch(dtype: torch.dtype, padded: int, codes: int) -> dict[str, int]:
@@ -32,20 +32,21 @@ def launch(dtype: torch.dtype, padded: int, codes: int) -> dict[str, int]:
 
     Args:
         padded: head size, rounded up to a power of two.
-        codes: of `CODES`.
+        codes: a value of `CODES`.
     """
     wide = padded * (2 if codes else 1) > 128 or dtype == torch.float32
     return {"num_warps": 8, "num_stages": 1} if wide else {"num_warps": 4, "num_stages": 3}
 
 
 class TreeTiles(NamedTuple):
-    """A span as the kernel sees it; the same for every layer.
+    """Span in the form that the kernel reads, computed once for all layers.
 
     Attributes:
-        rows, starts: [B] int64, row of the page table and committed length.
-        depths: [B, N] int64 depth of each query node, so that it stands at position `starts + depths`.
-        paths: [B, N, M] int64 the node at each depth of a query's path, the last one repeated.
-        straight: [B, tiles] int32, 1 where all paths of a tile of queries are the beginnings of its last one's.
+        rows: [B] int64 row of the page table.
+        starts: [B] int64 committed length.
+        depths: [B, N] int64 depth of each query node; its position is `starts + depths`.
+        paths: [B, N, M] int64 node at each depth of a query's path, the last one repeated.
+        straight: [B, tiles] int32, 1 if all paths of a tile of queries are prefixes of its last query's path.
         table: [rows, pages of a row] int64.
         page_size: P.
         keys: upper bound of a row's keys, tree included, known to the host.
@@ -72,10 +73,10 @@ class TreeTiles(NamedTuple):
         keys: int,
         group: int,
     ) -> TreeTiles:
-        """Of a span's rows, starts and ancestor_mask [B, M, M], whose last `nodes` nodes query.
+        """Tiles of a span with rows, starts and ancestor_mask [B, M, M], whose last `nodes` nodes are queries.
 
         Args:
-            group: G, which decides how many nodes share a tile.
+            group: G, which determines the number of nodes in a tile.
         """
         own = ancestor_mask[:, -nodes:]
         count = ancestor_mask.shape[1]
@@ -88,13 +89,13 @@ class TreeTiles(NamedTuple):
 
 
 def _height(group: int) -> int:
-    """Rows of a tile: whole nodes, each a row per query head of a key head."""
+    """Rows of a tile: whole nodes, with a row for each query head of a key head."""
     return max(TILE_ROWS, int(triton.next_power_of_2(group)))
 
 
 @triton.jit
 def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no-untyped-def]
-    """Join two softmax accumulators: greatest score, sum of exponentials, weighted values."""
+    """Merge two softmax accumulators: greatest score, sum of exponentials, weighted values."""
     new = tl.maximum(peak, other_peak)
     base = tl.where(new == float("-inf"), 0.0, new)
     mine, theirs = tl.exp2(peak - base), tl.exp2(other_peak - base)
@@ -103,7 +104,7 @@ def _merge(peak, total, out, other_peak, other_total, other):  # type: ignore[no
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _numbers(codes, CODES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """float32 of codes; those of 8 bits are exact in each dtype of a model."""
+    """Convert codes to float32; 8-bit codes are exact in each dtype of a model."""
     if CODES == 2:  # not every GPU converts float8
         x = codes.to(tl.int32)
         size = x & 127
@@ -121,7 +122,7 @@ def _chunk(  # type: ignore[no-untyped-def]
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """One chunk of keys for one tile of query nodes and one key head; a program each."""
+    """Attend over one chunk of keys for one tile of query nodes and one key head (one program)."""
     per_tile: tl.constexpr = ROWS // GROUP
     row, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     head, chunk = tl.program_id(1), tl.program_id(2)
@@ -132,7 +133,7 @@ def _chunk(  # type: ignore[no-untyped-def]
     node = tile * per_tile + member
     real = (member < per_tile) & (node < nodes)
     token = row * nodes + node
-    # Padding queries stand at position -1 and see nothing.
+    # Padding queries have position -1 and see nothing.
     position = tl.where(real, start + tl.load(depths + token, mask=real, other=0), -1)
     lanes = tl.arange(0, PADDED)
     query_head = head * GROUP + place % GROUP
@@ -144,7 +145,7 @@ def _chunk(  # type: ignore[no-untyped-def]
         least = tl.maximum(least, start - WINDOW + 1)
     end = tl.minimum((chunk + 1) * CHUNK, tl.max(position, 0) + 1)
     first, last = least // BLOCK, tl.cdiv(end, BLOCK)
-    # Blocks that lie in the same places for all: what is committed, and everything where the paths are one path.
+    # Blocks shared by all queries: the committed ones, and all blocks if the paths are one path.
     common = tl.load(straight + tl.program_id(0))
     shared = tl.where(common > 0, last, tl.minimum(tl.maximum(start // BLOCK, first), last))
     own_blocks = last - shared
@@ -192,7 +193,7 @@ def _chunk(  # type: ignore[no-untyped-def]
         total = total * fade + tl.sum(weights, 1)
         out = out * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         peak = new
-    if end > chunk * CHUNK:  # otherwise nobody will ask
+    if end > chunk * CHUNK:  # otherwise never read
         to = (token * KV_HEADS * GROUP + query_head) * chunks + chunk
         tl.store(peaks + to, peak, mask=real)
         tl.store(totals + to, total, mask=real)
@@ -204,14 +205,14 @@ def _join(  # type: ignore[no-untyped-def]
     peaks, totals, outs, starts, depths, result, nodes, chunks,
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The chunks of one query, in order; how many there are is the query's own affair."""
+    """Merge the chunks of one query in order; their number depends on this query alone."""
     token, head = tl.program_id(0), tl.program_id(1)
     position = tl.load(starts + token // nodes) + tl.load(depths + token)
     first = position * 0
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0) // CHUNK
     lanes = tl.arange(0, PADDED)
-    # A vector of equals, so that a scalar and a vector never meet two kinds of arithmetic.
+    # A vector of equal numbers, so that scalar and vector arithmetic never mix.
     peak = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     out = tl.zeros([PADDED], tl.float32)
@@ -233,15 +234,15 @@ def paged_attention(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Attend for the query nodes of B trees whose keys and values are in the cache already.
+    """Attend over the query nodes of B trees whose keys and values are already in the cache.
 
     Args:
-        q: [B * N, Hq, D] rotated queries; the heads of a token are contiguous, tokens may be further apart.
-        keys, values: [slots, Hk, D] of one layer, contiguous: numbers, or codes as `runtime.kv_format` makes them.
-        tree: where everything lies.
+        q: [B * N, Hq, D] queries after RoPE; the heads of a token are contiguous, tokens may be strided.
+        keys, values: [slots, Hk, D] of one layer, contiguous: numbers, or codes of `runtime.kv_format`.
+        tree: places of queries and keys.
         window: sliding window in positions, or None.
-        scales: [slots, Hk] float32 of keys and of values that are codes, the slots of a head side by side.
-        scale: what the products are multiplied by, None for 1 / sqrt(D).
+        scales: scales [slots, Hk] float32 of coded keys and of coded values, the slots of a head contiguous.
+        scale: factor of the products, None for 1 / sqrt(D).
         cap: scores become cap tanh(score / cap), None for no cap.
 
     Returns:
@@ -262,7 +263,7 @@ def _operator(
     batch, nodes = depths.shape
     group = q.shape[1] // stored[0].shape[1]
     per_tile, chunks = _height(group) // group, -(-sizes[1] // CHUNK)
-    # Slabs of whole tiles; one tile's partial results always fit.
+    # Slabs are whole tiles; the partial results of one tile always fit.
     slab = max(1, WORKSPACE // (4 * batch * q.shape[1] * chunks * (q.shape[2] + 2) * per_tile)) * per_tile
     q = q.view(batch, nodes, *q.shape[1:])
     outs = []
@@ -285,18 +286,18 @@ def _slab(
     queries: list[Tensor], stored: list[Tensor], where: list[Tensor], sizes: tuple[int, int, int], scale: float,
     cap: float,
 ) -> Tensor:  # fmt: skip
-    """[B, N, Hq * D] for some of the nodes."""
+    """Result [B, N, Hq * D] for some of the nodes."""
     (q, depths, paths, straight), (rows, starts, table), (page_size, chunks, window) = queries, where, sizes
     batch, nodes, heads, size = q.shape
     kv_heads, tiles = stored[0].shape[1], straight.shape[1]
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(size))
     partial = [q.new_empty(batch, nodes, heads, chunks, *shape, dtype=torch.float32) for shape in ((), (), (size,))]
     codes = CODES.get(stored[0].dtype, 0)
-    scales = stored[2:] or stored  # nobody reads those of numbers
+    scales = stored[2:] or stored  # not read for unquantised caches
     _chunk[(batch * tiles, kv_heads, chunks)](
         q, *stored[:2], *scales, rows, starts, depths, paths, straight, table, *partial,
         2 * scale / cap if cap else scale, math.log2(math.e) * cap,
-        # Not stride(1): of a single node, torch makes it up.
+        # Not stride(1), which torch sets freely for a single node.
         nodes, paths.shape[2], tiles, table.shape[1], chunks, q.stride(0) // nodes,
         stored[0].shape[0],
         KV_HEADS=kv_heads, GROUP=group, SIZE=size, PADDED=padded, PAGE=page_size,
@@ -312,7 +313,7 @@ def _slab(
 
 
 def _straight(depths: Tensor, paths: Tensor, per_tile: int) -> Tensor:
-    """[B, tiles] int32, 1 where all paths of a tile are the beginnings of its last node's path."""
+    """[B, tiles] int32, 1 if all paths of a tile are prefixes of its last node's path."""
     batch, nodes, count = paths.shape
     tiles = -(-nodes // per_tile)
     index = torch.arange(nodes, device=paths.device)

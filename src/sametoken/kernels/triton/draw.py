@@ -1,7 +1,8 @@
-"""The draw in three passes over the scores, in Triton: what `sampling.sample` computes where nothing is truncated.
+"""Draws in three passes over the logits, in Triton: `sampling.sample` for rows without truncation.
 
-argmin of log E - log p, the noise E hashed on the spot, so that nothing of vocabulary size is written. Importing this
-module needs triton; with TRITON_INTERPRET=1 it runs on the CPU. Legend: R rows (nodes of all sequences), V vocabulary.
+A draw is the argmin of log E - log p; the noise E is hashed in registers, so nothing of vocabulary size is written.
+Importing this module needs triton; with TRITON_INTERPRET=1 it runs on the CPU. Legend: R rows (nodes of all sequences),
+V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from triton.language.extra import libdevice
 from sametoken.speculation.draft import PADDING
 
 BLOCK = 1024
-SPLIT = 8 * BLOCK  # scores that one program looks at
+SPLIT = 8 * BLOCK  # logits that one program reads
 GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)  # the constants of `noise`
 MIX_1 = tl.constexpr(0xBF58476D1CE4E5B9)
 MIX_2 = tl.constexpr(0x94D049BB133111EB)
@@ -49,10 +50,10 @@ def _hash(seed, position, tokens):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _log_noise(h):  # type: ignore[no-untyped-def]
-    """log E of a hash, in float32 by the functions that torch's own kernels call."""
+    """Compute log E of a hash in float32 with the functions that torch's own kernels call."""
     uniform = h.to(tl.float32) * 2.0**-32 + 2.0**-33
     uniform = tl.minimum(uniform - tl.floor(uniform), BELOW_ONE)
-    if INTERPRETED:  # it has no libdevice; in float64 the plain logarithm is as good
+    if INTERPRETED:  # the interpreter has no libdevice; in float64 the plain logarithm is as good
         noise = -tl.log(1.0 - uniform.to(tl.float64))
         return tl.log(noise.to(tl.float32).to(tl.float64)).to(tl.float32)
     return libdevice.log(-libdevice.log1p(-uniform))
@@ -60,7 +61,7 @@ def _log_noise(h):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["vocabulary", "splits"])  # type: ignore[untyped-decorator]
 def _best(scores, bests, vocabulary, splits, BLOCK: tl.constexpr, SPLIT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The greatest score of one split of one row."""
+    """Find the greatest logit of one split of one row."""
     row, split = tl.program_id(0), tl.program_id(1)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     for block in range(SPLIT // BLOCK):
@@ -77,7 +78,7 @@ def _race(  # type: ignore[no-untyped-def]
     SPLITS: tl.constexpr, NOISY: tl.constexpr, TEMPERED: tl.constexpr, MIXED: tl.constexpr,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """The least cost of one split of one row and the lowest token that has it."""
+    """Find the least cost of one split of one row, and the lowest token with this cost."""
     row, split = tl.program_id(0), tl.program_id(1)
     sequence = row // nodes
     every = tl.arange(0, SPLITS)
@@ -93,12 +94,12 @@ def _race(  # type: ignore[no-untyped-def]
         if TEMPERED:
             cost = tl.div_rn(cost, tl.full([BLOCK], 0.0, tl.float32) + tl.load(temperatures + sequence))
         if NOISY:
-            luck = _log_noise(_hash(tl.load(seeds + sequence + one), tl.load(positions + row + one), at))
+            log_noise = _log_noise(_hash(tl.load(seeds + sequence + one), tl.load(positions + row + one), at))
             if MIXED:
-                luck = luck * tl.load(noise_scale + sequence)
-            cost = luck + cost
+                log_noise = log_noise * tl.load(noise_scale + sequence)
+            cost = log_noise + cost
         better = (at < vocabulary) & ((cost < least) | (winner == vocabulary))
-        winner = tl.where(better, at, winner)  # earlier blocks hold lower tokens: equals change nothing
+        winner = tl.where(better, at, winner)  # earlier blocks have lower token ids: equal costs change nothing
         least = tl.where(better, cost, least)
     cost = tl.min(least, 0)
     tl.store(costs + row * splits + split, cost)
@@ -108,12 +109,12 @@ def _race(  # type: ignore[no-untyped-def]
 def draw(
     scores: Tensor, at: Tensor, seed: Tensor | None, temperature: Tensor | None, noise_scale: Tensor | None
 ) -> Tensor:
-    """[B, N] int64, the token of least cost after each node, lower ids first among equals; `PADDING` for none.
+    """Token of least cost after each node, [B, N] int64, the lowest id among equals; `PADDING` for none.
 
     Args:
-        scores: [B, N, V] any floating type, edited already.
+        scores: [B, N, V] processed logits of any floating type.
         at: [B, N] int64 position of each draw.
-        seed, temperature, noise_scale: of B rows, as in `Sampling`.
+        seed, temperature, noise_scale: fields of `Sampling` for B rows.
     """
     token: Tensor = _operator(scores, at, seed, temperature, noise_scale)
     return token
@@ -127,7 +128,7 @@ def _operator(
     scores, rows, splits = scores.contiguous(), batch * nodes, -(-vocabulary // SPLIT)
     bests = scores.new_empty(rows, splits, dtype=torch.float32)
     costs, winners = torch.empty_like(bests), torch.empty_like(bests, dtype=torch.int32)
-    # Columns that a kind of batch lacks are not read; any tensor stands in for them.
+    # Fields that are None are not read; any tensor is passed in their place.
     columns = (x.contiguous() if x is not None else bests for x in (seed, at, temperature, noise_scale))
     with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
         _best[(rows, splits)](scores, bests, vocabulary, splits, BLOCK=BLOCK, SPLIT=SPLIT, enable_fp_fusion=False)

@@ -1,4 +1,4 @@
-"""Rotation and gated activation in one kernel each, for CUDA: a step of few rows pays for kernels, not for arithmetic.
+"""RoPE and gated activation in one kernel each, for CUDA: in small batches, kernel launches cost more than arithmetic.
 
 The roundings are those of `rotary.apply_rope` and `layers.gated`. Importing this module needs triton; with
 TRITON_INTERPRET=1 it runs on the CPU. Legend: T tokens, D head size, I intermediate size.
@@ -19,7 +19,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     x, cos, sin, out, stride, heads,
     SIZE: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr, INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token."""
+    """Apply RoPE to one head of one token."""
     token, head = tl.program_id(0), tl.program_id(1)
     lane = tl.arange(0, PADDED)
     rotated = lane < DIM
@@ -37,7 +37,7 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["width"])  # type: ignore[untyped-decorator]
 def _silu_gated(gate_up, out, width, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One block of one token."""
+    """Compute one block of the activation of one token."""
     token, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + token * 2 * width + at, mask=at < width, other=0.0)
     up = tl.load(gate_up + token * 2 * width + width + at, mask=at < width, other=0.0)
@@ -79,7 +79,7 @@ def _(gate_up: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """`rotary.apply_rope` for x [T, heads, D] whose tokens may lie further apart, cos and sin [T, 1, dim]."""
+    """`rotary.apply_rope` for x [T, heads, D] whose tokens may be strided, and cos and sin [T, 1, dim]."""
     turned: Tensor = _rotate_operator(x, cos, sin, interleaved)
     return turned
 
