@@ -1,8 +1,8 @@
-"""The paged key-value cache: trees are written past a row's committed length; `commit` moves the accepted path up.
+"""Paged KV cache: draft trees are written past a row's committed length; `commit` moves the accepted path up.
 
-One address rule: `slot(row, i) = table[row, i // P] * P + i % P`. Node n of a tree is written at index `start + n`,
-has position `start + depth[n]`, and sees the indexes `[0, start)` and its own ancestors. What was never committed
-was never there. Legend: B rows, N nodes, T = sum of B N over spans, L key length, P page size, D head size.
+Addresses: `slot(row, i) = table[row, i // P] * P + i % P`. Node n of a tree is written at index `start + n`, has
+position `start + depth[n]`, and sees the indexes `[0, start)` and its own ancestors. Rejected nodes need no rollback.
+Legend: B rows, N nodes, T = sum of B N over spans, L key length, P page size, D head size.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sametoken.runtime.kv_format import OWN, KVFormat
 from sametoken.runtime.transfer import upload
 from sametoken.speculation.draft import chain_mask, depth
 
-# Where torch attends, key lengths are padded to whole blocks, or the sum over keys would be split differently as a row
-# grows. 512 is the length at which its kernel cuts them itself; shorter blocks change bits on some processors.
+# For torch's attention, key lengths are padded to whole blocks; otherwise the sum over keys would be split differently
+# as a row grows. 512 is the block length of its kernel; shorter blocks change bits on some processors.
 KEY_BLOCK = 512
 SINK_PAGE = 0
 
@@ -30,8 +30,8 @@ SINK_PAGE = 0
 class PageTable:
     """Pages of each row, shared by every cache of an engine (target and draft use the same page numbers).
 
-    Page 0 is a sink without an owner: unassigned entries point there. Row `spare`, the last, never owns a page: the
-    padding of a batch writes there.
+    Page 0 is a sink without an owner, to which unassigned entries point. Row `spare`, the last, never owns a page and
+    receives the writes of batch padding.
     """
 
     def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
@@ -66,7 +66,7 @@ class PageTable:
         return owned[0] * self.page_size
 
     def slots(self, rows: Tensor, index: Tensor) -> Tensor:
-        """[B, K] slots of the row indexes `index` [B, K]; indexes past the table go to the sink."""
+        """Slots [B, K] of the row indexes `index` [B, K]; indexes past the table map to the sink."""
         page = self.table[rows].gather(1, (index // self.page_size).clamp(max=self.table.shape[1] - 1))
         return page * self.page_size + index % self.page_size
 
@@ -75,11 +75,12 @@ class Span(NamedTuple):
     """A rectangle of new tokens in one forward: the last N of the M nodes of B trees.
 
     Attributes:
-        rows: [B] rows of the page table; `host_rows` the same as Python ints, or () where the host must not know.
-        starts: [B] committed length of each row, where node 0 of its tree lies.
-        ancestor_mask: [B, M, M] `ancestors` of each tree, earlier forwards' nodes included.
-        nodes: N, how many of the tree's last nodes this forward computes.
-        longest: upper bound of `starts + M`, known to the host, that sizes the keys.
+        rows: [B] rows of the page table.
+        host_rows: `rows` as Python ints, or () if they must not be read on the host.
+        starts: [B] committed length of each row, which is the index of node 0 of its tree.
+        ancestor_mask: [B, M, M] `ancestors` of each tree, nodes of earlier forwards included.
+        nodes: N, number of the tree's last nodes that this forward computes.
+        longest: upper bound of `starts + M`, a host number that sizes the keys.
     """
 
     rows: Tensor
@@ -90,7 +91,7 @@ class Span(NamedTuple):
     longest: int
 
     def with_child(self) -> Span:
-        """The span of one more node in each tree, a child of its last node: padding that changes no other node."""
+        """Span with one more node in each tree, a child of its last node: padding that changes no other node."""
         rows, nodes, _ = self.ancestor_mask.shape
         ancestor_mask = torch.cat([self.ancestor_mask, self.ancestor_mask[:, -1:]], dim=1)
         itself = (torch.arange(nodes + 1, device=ancestor_mask.device) == nodes).view(1, -1, 1).expand(rows, -1, 1)
@@ -99,22 +100,24 @@ class Span(NamedTuple):
 
 
 def _index(span: Span) -> Tensor:
-    """[B, M] where the nodes of a span's trees lie in their rows."""
+    """Indexes [B, M] of the nodes of a span's trees in their rows."""
     return span.starts.unsqueeze(1) + torch.arange(span.ancestor_mask.shape[1], device=span.starts.device)
 
 
 class Segment:
-    """One span as attention computes it: B' rows of N' queries, the places of their keys, and the mask.
+    """Span in the form that attention computes: B' rows of N' queries, the slots of their keys, and the mask.
 
-    On the host a branching tree is computed as its separate chains, see `runtime.chains`; otherwise B' and N' are the
-    span's own.
+    On the host, a branching tree is computed as its separate chains, see `runtime.chains`; otherwise B' and N' are
+    those of the span.
 
     Attributes:
-        batch, nodes: B' and N'. `tokens`: B N of the span.
-        length: L, the keys of a row.
-        chains: how queries are taken from the span's tokens and put back, None for the identity.
-        span: as attended for. `trees`: what a kernel made of it for all layers, by query heads per key head.
-        slots, positions: [B, N] of the span's tokens.
+        batch, nodes: B' and N'.
+        tokens: B N of the span.
+        length: L, number of keys of a row.
+        chains: map from the span's tokens to queries and back, None for the identity.
+        span: span that attention computes.
+        trees: kernel inputs made from the span once for all layers, by query heads per key head.
+        slots, positions: [B, N] slots and positions of the span's tokens.
     """
 
     def __init__(self, span: Span, table: PageTable, dtype: torch.dtype) -> None:
@@ -143,7 +146,7 @@ class Segment:
         self.trees: dict[int, Any] = {}
 
     def _straightened(self, span: Span, table: PageTable, parts: Chains) -> Span:
-        """The chains as a span of their own, whose keys are found by `key_slots` [C, L]."""
+        """Span of the chains, whose keys have the slots `key_slots` [C, L]."""
         rows, starts = span.rows[parts.rows], span.starts[parts.rows].unsqueeze(1)
         count, nodes = parts.path.shape
         self.key_slots = table.slots(rows, torch.arange(self.length).expand(count, -1))
@@ -152,7 +155,7 @@ class Segment:
         return Span(rows, (), starts.squeeze(1), ancestor_mask, nodes, span.longest)
 
     def mask(self, window: int | None, chunked: bool, groups: int, tile: int) -> Tensor:
-        """[B * tiles, 1, groups * tile, L] additive mask, the nodes padded to whole tiles, groups outermost."""
+        """Additive mask [B * tiles, 1, groups * tile, L], with the nodes padded to whole tiles and groups outermost."""
         key = (window, chunked, groups, tile)
         if key not in self._masks:
             self._masks[key] = self._build(*key)
@@ -172,18 +175,18 @@ class Segment:
         mask = torch.zeros(visible.shape, dtype=self.dtype, device=index.device)
         mask.masked_fill_(~visible, float("-inf"))
         tiles = -(-self.nodes // tile)
-        if tiles * tile > self.nodes:  # padding queries repeat the last node's view: softmax needs one visible key
+        if tiles * tile > self.nodes:  # padding queries repeat the last node's mask: softmax needs one visible key
             mask = torch.cat([mask, mask[:, -1:].expand(-1, tiles * tile - self.nodes, -1)], dim=1)
         mask = mask.view(self.batch * tiles, 1, 1, tile, self.length)
         return mask.expand(-1, 1, groups, -1, -1).reshape(self.batch * tiles, 1, groups * tile, self.length)
 
 
 class View:
-    """All spans of one forward, tokens concatenated span by span; torch's tensors of them are made on first use.
+    """All spans of one forward, with tokens concatenated span by span; tensors for torch are made on first use.
 
     Attributes:
-        spans: the spans in order.
-        table: the pages that they live in.
+        spans: spans in order.
+        table: page table of the spans.
     """
 
     def __init__(self, spans: Sequence[Span], table: PageTable, dtype: torch.dtype) -> None:
@@ -196,7 +199,7 @@ class View:
 
     @cached_property
     def positions(self) -> Tensor:
-        """Rotary positions [T]."""
+        """Positions [T] for RoPE."""
         return torch.cat([segment.positions.flatten() for segment in self.segments])
 
     @cached_property
@@ -206,12 +209,12 @@ class View:
 
 
 class CacheShape(Protocol):
-    """Sizes of a token's cached keys and values in each layer; a `ModelConfig`.
+    """Protocol (of `ModelConfig`) with the sizes of a token's cached keys and values in each layer.
 
     Attributes:
-        cached_heads: vectors of keys. cached_parts: sizes of the parts of one, and of a value; each has a scale of its
-            own where codes are stored.
-        shared_values: the keys are the values too, and are kept once.
+        cached_heads: number of key vectors.
+        cached_parts: sizes of the parts of a key or value vector; each part has its own scale if codes are stored.
+        shared_values: true if keys and values are the same vectors, which are stored once.
     """
 
     @property
@@ -228,13 +231,13 @@ class KVCache:
     """Keys and values of every layer, addressed through a shared `PageTable`.
 
     Attributes:
-        keys, values: [layers, slots, kv heads, D] as `kv_format` stores them; the same tensor where values are shared.
-        key_scales, value_scales: [layers, slots, kv heads * parts] float32 where these are codes, otherwise None; in
-            memory the slots of a head lie side by side, since a head is what attention reads.
-        parts: sizes of the parts of a vector that have scales of their own.
-        dtype: of the vectors that are written and read.
-        kv_format: what is stored of a vector.
-        on_commit: called with the arguments of `commit`; other ranks move the same in their caches.
+        keys, values: [layers, slots, kv heads, D] in the format `kv_format`; one tensor if values are shared.
+        key_scales, value_scales: [layers, slots, kv heads * parts] float32 of codes, otherwise None; the slots of a
+            head are contiguous in memory, since attention reads one head at a time.
+        parts: sizes of the parts of a vector, each with its own scale.
+        dtype: dtype of the vectors that are written and read.
+        kv_format: storage format of a vector.
+        on_commit: called with the arguments of `commit`, so that other ranks repeat the move in their caches.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class KVCache:
         shape = (layers, table.pages * table.page_size, kv_heads)
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
         self.on_commit: Callable[[Tensor, Tensor, Tensor], object] = lambda rows, starts, path: None
-        # Zeros, not empty: a masked key still enters the sum as 0 * value, which garbage NaN would poison.
+        # Zeros, not empty: a masked key still enters the sum as 0 * value, which is NaN for an uninitialised NaN.
         stored = (*shape, head_dim), kv_format.dtype(dtype), torch.device(device)
         self.keys = zeros(*stored)
         self.values = self.keys if shared_values else zeros(*stored)
@@ -268,7 +271,7 @@ class KVCache:
     def of(
         shape: CacheShape, table: PageTable, dtype: torch.dtype, device: torch.device | str, kv_format: KVFormat = OWN
     ) -> KVCache:
-        """The cache of a decoder or a head."""
+        """KV cache of a decoder or a head."""
         sizes, parts = (shape.num_layers, shape.cached_heads), shape.cached_parts
         return KVCache(*sizes, sum(parts), table, dtype, device, kv_format, shape.shared_values, parts)
 
@@ -284,7 +287,7 @@ class KVCache:
         return found[:1] if self.values is self.keys else found
 
     def clear(self) -> None:
-        """Forget every vector and return the memory to the system; does nothing on a GPU."""
+        """Erase every vector and return the memory to the system; does nothing on a GPU."""
         for stored in chain.from_iterable(self.stored):
             if stored is not None:
                 clear(stored)
@@ -302,7 +305,7 @@ class KVCache:
                 scales[layer].index_copy_(0, slots, scale)
 
     def read(self, layer: int, segment: Segment) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, kv heads, L, D] of a segment: a view when the row's pages lie side by side."""
+        """Keys and values [B, kv heads, L, D] of a segment; a view if the row's pages are adjacent."""
         read = [self._read(layer, segment, *stored) for stored in self.stored]
         return read[0], read[-1]
 
@@ -332,7 +335,7 @@ class KVCache:
             self.move(rows, starts, path)
 
     def move(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """`commit` without a look at any value, for use inside a captured step."""
+        """`commit` without reading a value on the host, for captured steps."""
         front = torch.arange(path.shape[1], device=path.device).expand_as(path)
         source = self.table.slots(rows, starts.unsqueeze(1) + path).flatten()
         target = self.table.slots(rows, starts.unsqueeze(1) + front).flatten()

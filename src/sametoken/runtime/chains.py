@@ -1,7 +1,7 @@
-"""A tree as its root-to-leaf chains: the form in which attention gives a node the same bits as plain decoding would.
+"""Root-to-leaf chains of draft trees, a form in which attention gives a node the same bits as plain decoding.
 
-A sum over keys depends on their order, gaps included. So where bits matter a node's path must lie side by side, as it
-will after it is accepted. Legend: B rows, N nodes, C chains of all rows, D nodes of the longest chain.
+The bits of a sum over keys depend on their order and on gaps, so the nodes of a path must be adjacent, as they are
+after acceptance. Legend: B rows, N nodes, C chains of all rows, D nodes of the longest chain.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sametoken.speculation.draft import depth
 
 
 class Chains(NamedTuple):
-    """Every root-to-leaf path of B trees; nodes above a fork are on several.
+    """All root-to-leaf paths of B trees; nodes above a fork are on several.
 
     Attributes:
-        rows: [C] the tree that each chain belongs to.
-        path: [C, D] its nodes, root first, the last one repeated as padding.
-        source: [C * D] which of the B * N nodes each place holds.
-        place: [B * N] one place among C * D where each node stands at its own depth.
+        rows: [C] tree of each chain.
+        path: [C, D] nodes of each chain, root first, the last one repeated as padding.
+        source: [C * D] node, of B * N, at each place.
+        place: [B * N] one place, of C * D, that holds each node at its own depth.
     """
 
     rows: Tensor
@@ -36,13 +36,13 @@ def is_chain(ancestor_mask: Tensor) -> bool:
 
 
 def chains(ancestor_mask: Tensor) -> Chains:
-    """Take trees apart.
+    """Split trees into chains.
 
     Args:
         ancestor_mask: [B, N, N] `ancestors` of the trees, on the host.
     """
     nodes = ancestor_mask.shape[1]
-    rows, leaves = (ancestor_mask.sum(1) == 1).nonzero(as_tuple=True)  # a leaf reaches nobody's path but its own
+    rows, leaves = (ancestor_mask.sum(1) == 1).nonzero(as_tuple=True)  # a leaf is only on its own path
     on_path = ancestor_mask[rows, leaves]
     lengths = on_path.sum(1, keepdim=True)
     longest = int(lengths.max())

@@ -1,6 +1,6 @@
-"""The target's draw after every node by the fastest implementation: compiled kernels, Triton on CUDA, or torch.
+"""Draws of the target after every node, by the fastest implementation: compiled kernels, Triton on CUDA, or torch.
 
-`speculation.sampling.sample` says what is drawn; nothing here changes a token.
+`speculation.sampling.sample` is the reference; all implementations draw the same tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sametoken.speculation.sampling import confined_scores, sample
 
 
 def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, sampling: Sampling) -> Tensor:
-    """`sample`, with the same arguments and the same result."""
+    """Draw as `speculation.sampling.sample` does, with the same arguments and result."""
     kernels = library() if logits.device.type == "cpu" else None
     if sampling.shape is not None:
         return sample(logits, draft, ancestor_mask, position, sampling)
     if kernels is None and (not fused(logits) or sampling.truncation is not None):
         return sample(logits, draft, ancestor_mask, position, sampling)
-    # Greedy draws need no position: on a CPU the sum takes as long as they do.
+    # Greedy draws need no position, whose computation takes as long as the draws on a CPU.
     at = position if kernels and sampling.greedy else position.unsqueeze(1) + depth(ancestor_mask) + 1
     plain = not sampling.edited and sampling.grammars is None
     scores = logits if plain else confined_scores(logits, draft, ancestor_mask, at, sampling)
@@ -36,10 +36,10 @@ def draw(logits: Tensor, draft: Draft, ancestor_mask: Tensor, position: Tensor, 
 
 
 def draw_of(sampling: Sampling, positions: int | None) -> Draw:
-    """Structure of the sampling of a batch, for a call of the compiled kernels.
+    """C structure of the sampling of a batch, for a call of the compiled kernels.
 
     Args:
-        positions: address of the positions of their draws.
+        positions: address of the positions of the draws.
     """
     truncation = {} if sampling.truncation is None else sampling.truncation._asdict()
     found: Draw = struct_of(

@@ -1,7 +1,7 @@
-"""State of decoding rows, in tensors that a captured step reads and writes in place.
+"""State of decoding rows in tensors that a captured step reads and writes in place.
 
-A graph slot is a place in a batch of fixed size, for one row of the page table. Slots without a row pad the batch and
-do not move. Legend: B graph slots, N nodes of a slot's draft, K tokens of its longest path, W width of the features.
+A graph slot is a place in a batch of fixed size, for one row of the page table. Slots without a row are padding and
+never advance. Legend: B graph slots, N nodes of a slot's draft, K tokens of its longest path, W width of the features.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from sametoken.runtime.transfer import upload
 
 
 class Latest(NamedTuple):
-    """The last tokens that every graph slot emitted, at most `width` of them.
+    """Last tokens that every graph slot emitted, at most `width` of them.
 
     Attributes:
-        tokens: [B, width], the pending token at `counts - 1`; what follows it means nothing.
-        features: [B, width, W] of the positions before theirs.
-        counts: [B] how many there are, at least 1.
+        tokens: [B, width], the pending token at `counts - 1`; undefined after it.
+        features: [B, width, W] of the positions before those of the tokens.
+        counts: [B] number of tokens, at least 1.
     """
 
     tokens: Tensor
@@ -36,14 +36,15 @@ class GraphSlots:
 
     Attributes:
         rows: [B] row of the page table.
-        lengths: [B] committed tokens, at least 1.
+        lengths: [B] number of committed tokens, at least 1.
         limits: [B] longest draft that a request allows.
         room: [B] tokens that may still be emitted.
         active: [B] 1, or 0 for padding.
-        tokens: [B, K + 1] what the latest step emitted, `counts` [B] of them; the last one is pending.
-        features: [B, K + 1, W] hidden states of the positions before them, which drafters read.
-        emitted: [B, 1 + K + 1 + N - 1] of the latest step, for the host: how many tokens, the tokens, and the depth of
-            every draft token that was verified, 0 for padding.
+        tokens: [B, K + 1] tokens of the latest step, the last one pending.
+        counts: [B] number of these tokens.
+        features: [B, K + 1, W] hidden states of the positions before these tokens, for drafters.
+        emitted: [B, 1 + K + 1 + N - 1] report of the latest step to the host: number of tokens, the tokens, and the
+            depth of every verified draft token, 0 for padding.
     """
 
     rows: Tensor
@@ -60,7 +61,7 @@ class GraphSlots:
     def empty(
         cls, batch: int, depth: int, nodes: int, device: torch.device, width: int = 0, dtype: torch.dtype | None = None
     ) -> GraphSlots:
-        """GraphSlots for drafts of `nodes` nodes, K = `depth`, and for features of `dtype`, W = `width`."""
+        """State without rows, for drafts of `nodes` nodes, K = `depth`, and features of `dtype`, W = `width`."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
@@ -83,7 +84,7 @@ class GraphSlots:
 
     @property
     def longest(self) -> Tensor:
-        """Longest useful draft [B]: with the target's own token it fills what may still be emitted."""
+        """Longest useful draft [B]: with the target's own token, it fills the room."""
         return self.limits.minimum(self.room - 1).clamp(min=0)
 
     @property
@@ -123,5 +124,5 @@ class GraphSlots:
                 self.features[slot, :1] = feature
 
     def committed_features(self) -> list[Tensor]:
-        """[count, W] features of what the latest step committed, copied, by slot; the host waits for the device."""
+        """Copies of the features [count, W] that the latest step committed, by slot; synchronises with the device."""
         return [features[:count].clone() for features, count in zip(self.features, self.counts.tolist(), strict=True)]

@@ -1,7 +1,7 @@
-"""Work captured once as a CUDA graph and replayed by key; on a device without graphs it is simply done.
+"""CUDA graphs, captured once and replayed by key; on a device without graphs, the work is executed directly.
 
-A graph has addresses, shapes and choices baked in: its key lists them all, and its inputs are tensors that stay where
-they are and are filled before a replay.
+A graph has fixed addresses, shapes and branches: the key lists them all, and the inputs are tensors at fixed addresses
+that are filled before a replay.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
-WARM_UPS = 2  # libraries allocate and kernels are compiled in their first calls, which a capture does not allow
+WARM_UPS = 2  # first calls of libraries allocate and compile, which a capture does not allow
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Everything that a captured decoding step has baked in.
+    """Everything that is fixed in a captured decoding step.
 
     Attributes:
-        method: who guesses; `depth` is how many tokens.
-        batch: rows, padding rows included.
-        keys: bound of a row's key length.
-        sampling: which rules of `Sampling` the batch has, and their shapes.
-        dtype, deterministic: of the target.
+        method: method of the drafter.
+        depth: longest path of a draft.
+        batch: number of rows, padding rows included.
+        keys: upper bound of a row's key length.
+        sampling: fields of `Sampling` that the batch uses, and their shapes.
+        dtype, deterministic: settings of the target.
     """
 
     method: str
@@ -40,10 +41,10 @@ class GraphKey:
 
 
 class Graphs:
-    """Captured work of one device; all graphs share one pool of memory for what they compute on the way.
+    """Captured graphs of one device, which share one memory pool for intermediate results.
 
     Attributes:
-        captures: whether work is captured. A failed capture sets it to False for good; work is then done eagerly.
+        captures: true if work is captured. A failed capture sets it to False permanently; work then runs eagerly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,12 +56,12 @@ class Graphs:
         return len(self._graphs)
 
     def run(self, key: GraphKey, work: Callable[[], None], state: Sequence[Tensor]) -> None:
-        """Do `work` once, on the current stream and without waiting for it.
+        """Run `work` once, asynchronously on the current stream.
 
         Args:
-            key: equal keys promise the same work on the same tensors.
-            work: launches kernels only; it may read and write tensors in place, never look at their values.
-            state: tensors that `work` changes and that a rehearsal must not change.
+            key: key of the work; equal keys mean the same work on the same tensors.
+            work: function that only launches kernels: it may change tensors in place but never read values on the host.
+            state: tensors that `work` changes, restored after a warm-up call.
         """
         if not self.captures:
             work()
@@ -91,9 +92,9 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         collects = gc.isenabled()
-        gc.disable()  # a graph of an old engine must not be destroyed in the middle of a capture
+        gc.disable()  # a graph of an old engine must not be destroyed during a capture
         try:
-            # Other threads of the process may use the device meanwhile.
+            # Other threads of the process may use the device during a capture.
             with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
                 work()
         finally:

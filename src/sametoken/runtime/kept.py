@@ -1,4 +1,4 @@
-"""Copies of some pages of caches, taken out of them and put back."""
+"""Copies of pages of KV caches to the host and back."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sametoken.runtime.cache import KVCache
 
 
 def take(caches: Sequence[KVCache], pages: Sequence[int]) -> list[Tensor]:
-    """Copies on the host of what the caches store of these pages, in a fixed order.
+    """Copy the contents of these pages of the caches to the host, in a fixed order.
 
     Returns:
-        [layers, len(pages), page size, ...] each: keys, values and their scales, as far as a cache has them.
+        Tensors [layers, len(pages), page size, ...]: keys, values and their scales, as far as a cache has them.
     """
     return [whole[:, _index(pages, whole)].cpu() for whole in _paged(caches)]
 
 
 def put(caches: Sequence[KVCache], pages: Sequence[int], kept: Sequence[Tensor]) -> None:
-    """Store what `take` gave of other pages, or of those of an equal engine."""
+    """Write the result of `take`, of this or an equal engine, to these pages."""
     for whole, part in zip(_paged(caches), kept, strict=True):
         whole[:, _index(pages, whole)] = part.to(whole.device)
 
 
 def shapes(caches: Sequence[KVCache], pages: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    """Type and shape of what `take` gives of so many pages."""
+    """Dtype and shape of each result of `take` for this number of pages."""
     return [(whole.dtype, (whole.shape[0], pages, *whole.shape[2:])) for whole in _paged(caches)]
 
 

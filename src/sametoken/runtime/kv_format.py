@@ -1,7 +1,7 @@
-"""Storage formats of keys and values: numbers, or 8-bit codes with one scale for each vector of a token and head.
+"""Storage formats of KV caches: plain numbers, or 8-bit codes with one scale for each vector of a token and head.
 
-A vector's codes depend on that vector alone, not on its batch, its page, the piece of its prompt or its draft tree. So
-equal tokens have equal bits here as in a cache of numbers.
+The codes of a vector depend on that vector alone, not on its batch, page, prompt chunk or draft tree. So equal tokens
+have equal bits, as in a cache of plain numbers.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 SCALE_BYTES = 4  # float32
-LEAST_SCALE = 2.0**-100  # of a vector of zeros, so that nothing is divided by 0
+LEAST_SCALE = 2.0**-100  # for a vector of zeros, to avoid division by 0
 
 
 class KVFormat(NamedTuple):
     """Storage format of a vector.
 
     Attributes:
-        stored: dtype of a number or code; None is the model's own.
-        greatest: the code of a vector's greatest number; None where numbers are stored, without a scale.
+        stored: dtype of a number or code; None for the model's own.
+        greatest: code of a vector's greatest number; None for plain numbers, which have no scale.
     """
 
     stored: torch.dtype | None = None
@@ -67,7 +67,7 @@ class KVFormat(NamedTuple):
         return (numbers.float() * scale.unsqueeze(-1)).to(dtype)
 
 
-FLOAT8 = torch.float8_e4m3fn  # stored as its bytes, which every operation moves
+FLOAT8 = torch.float8_e4m3fn  # stored as bytes, which every operation can move
 INT8 = KVFormat(torch.int8, 127.0)
 FP8 = KVFormat(torch.uint8, 448.0)
 OWN = KVFormat()  # numbers in the model's dtype

@@ -1,4 +1,4 @@
-"""Memory of this machine, and the part of it that new tensors may take. In bytes."""
+"""Memory of this machine and the part available to new tensors, in bytes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-MOST = 0.9  # of what is free, so that activations have room
-CPU_MOST = 0.25  # of a machine that computes other things too
+MOST = 0.9  # of the free memory, to leave room for activations
+CPU_MOST = 0.25  # of the machine's memory, to leave room for other programs
 
 
 def available_bytes(device: torch.device) -> int:
@@ -23,16 +23,16 @@ def available_bytes(device: torch.device) -> int:
 
 
 def default_share(device: torch.device) -> float:
-    """Largest share of `available_bytes` for a KV cache: on the CPU a quarter of the machine's memory."""
+    """Default share of `available_bytes` for a KV cache; on the CPU at most a quarter of the machine's memory."""
     if device.type != "cpu":
         return MOST
     return min(MOST, CPU_MOST * total_bytes() / max(1, available_bytes(device)))
 
 
 def flush_advice(device: torch.device, needed: int) -> str:
-    """Advice to free memory that host and device share from the system's file cache; "" on other devices.
+    """Advice to free the file cache on devices that share memory with the host; "" on other devices.
 
-    On the CPU `available_bytes` counts these files as free already; the driver of such a device does not.
+    On the CPU, `available_bytes` counts the file cache as free; the driver of such a device does not.
     """
     if device.type != "cuda" or not torch.cuda.get_device_properties(device).is_integrated:
         return ""
@@ -42,5 +42,5 @@ def flush_advice(device: torch.device, needed: int) -> str:
 
 
 def total_bytes() -> int:
-    """Memory of the machine in bytes, used or not."""
+    """Total memory of the machine in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

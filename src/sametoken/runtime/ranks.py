@@ -1,6 +1,6 @@
-"""Tensor parallelism as the model sees it: which part of each matrix this process holds, and whom it sums with.
+"""Interface of tensor parallelism for models: the part of each matrix in this process, and the collectives.
 
-The processes are in `sametoken.parallel`; nothing here knows how they talk.
+`sametoken.parallel` has the processes and their communication.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 from sametoken.runtime.cache import PageTable, View
 from sametoken.speculation.rows import Sampling
 
-TILE = 16  # outputs of a packed weight that lie together
+TILE = 16  # outputs of a tile of a packed weight
 
 
 class RankPart(NamedTuple):
-    """Part `rank` of `size` equal parts; the default is everything.
+    """Part `rank` of `size` equal parts; the default is the whole.
 
     Attributes:
-        whole_head: whether it has the whole output head, since a draft reads that too.
+        whole_head: true if the part includes the whole output head, which a draft may share.
     """
 
     rank: int = 0
@@ -28,17 +28,17 @@ class RankPart(NamedTuple):
     whole_head: bool = False
 
     def of(self, count: int) -> range:
-        """Its share of `count` things, which `size` divides."""
+        """Range of this part of `count` elements, which `size` divides."""
         each = count // self.size
         return range(self.rank * each, (self.rank + 1) * each)
 
 
 class Columns(NamedTuple):
-    """Logits that each rank computes.
+    """Partition of the logits over the ranks.
 
     Attributes:
-        begins: [ranks + 1] the first one of each rank, and how many there are.
-        rank: the rank that this is.
+        begins: [ranks + 1] first logit of each rank, and the number of logits.
+        rank: number of this rank.
         whole_head: see `RankPart`.
     """
 
@@ -48,23 +48,23 @@ class Columns(NamedTuple):
 
     @property
     def own(self) -> range:
-        """Logits of this rank."""
+        """Range of this rank's logits."""
         return range(self.begins[self.rank], self.begins[self.rank + 1])
 
     @staticmethod
     def of(part: RankPart, count: int) -> Columns:
-        """Divide `count` logits into nearly equal parts of whole tiles."""
+        """Partition of `count` logits into nearly equal parts of whole tiles."""
         tiles = -(-count // TILE)
         begins = (min(count, TILE * (tiles * rank // part.size)) for rank in range(part.size + 1))
         return Columns(tuple(begins), part.rank, part.whole_head)
 
 
 class NativeExchange(NamedTuple):
-    """Functions that compiled code calls: their addresses, and that of the first argument of both.
+    """Addresses of the collectives that compiled code calls, and of their common first argument.
 
     Attributes:
-        sum, ranks: see `Model` in forward.h.
-        gather: see `Output` in decoder.cpp.
+        sum, ranks: fields of `Model` in forward.h.
+        gather: field of `Output` in decoder.cpp.
     """
 
     sum: int | None
@@ -73,32 +73,32 @@ class NativeExchange(NamedTuple):
 
 
 class Ranks(Protocol):
-    """The processes that compute a decoder together, as one of them sees the others.
+    """Collectives of the processes that compute a decoder together, in one of them.
 
     Attributes:
-        native: what compiled code calls in place of `sum` and `share`; None where it calls these.
+        native: functions for compiled code in place of `sum` and `share`; None if it calls these methods.
     """
 
     @property
     def native(self) -> NativeExchange | None: ...
 
     def begin(self, tokens: Tensor, view: View) -> None:
-        """A forward of `tokens` [T] at the places of `view` begins in this process."""
+        """Begin a forward of `tokens` [T] at the places of `view`, on rank 0 by sending it to the others."""
         ...
 
     def begin_chains(
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
         levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
-        """Chains of guesses begin in this process, see `Decoder.guess`; `end` follows with what was guessed."""
+        """Begin drafting of chains, see `Decoder.guess`; `end` follows with the result."""
         ...
 
     def sum(self, partial: Tensor) -> None:
-        """Replace float32 numbers by their sums over all ranks, added in the order of the ranks; never raises."""
+        """All-reduce: replace float32 numbers by their sums over all ranks, in the order of the ranks; never raises."""
         ...
 
     def end(self, last: Tensor) -> None:
-        """A forward has computed `last` [T, H], or chains are guessed [B, N], on all ranks.
+        """Compare the result of all ranks: `last` [T, H] of a forward, or draft chains [B, N].
 
         Raises:
             EngineError: a rank is gone or computed something else.
@@ -106,11 +106,11 @@ class Ranks(Protocol):
         ...
 
     def score(self, last: Tensor) -> None:
-        """Logits of the hidden states `last` [R, H] are computed in all ranks, each its own; `gather` follows."""
+        """Begin the computation of logits of hidden states `last` [R, H] on all ranks; `gather` follows."""
         ...
 
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """[R, V] the logits of all ranks, on rank 0; elsewhere anything.
+        """Gather the logits of all ranks: [R, V] on rank 0, undefined elsewhere.
 
         Args:
             own: [R, begins[rank + 1] - begins[rank]] float32, contiguous.
@@ -122,7 +122,7 @@ class Ranks(Protocol):
         ...
 
     def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """Gather as `gather` does, on all ranks, within a forward; never raises."""
+        """All-gather within a forward: result of `gather` on all ranks; never raises."""
         ...
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
@@ -131,5 +131,5 @@ class Ranks(Protocol):
 
 
 def divisors(sizes: Sequence[int], most: int = 64) -> list[int]:
-    """Numbers of ranks up to `most` that divide all sizes."""
+    """Possible numbers of ranks, up to `most`: common divisors of all sizes."""
     return [count for count in range(1, most + 1) if not any(size % count for size in sizes)]

@@ -1,4 +1,4 @@
-"""Integers between host and device without waiting: up through pinned memory, down through copies read a step later."""
+"""Asynchronous transfer of integers: to the device through pinned memory, to the host through delayed reads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 def upload(values: Sequence[int], device: torch.device) -> Tensor:
-    """[n] int64 on `device`; the host does not wait for what the device is doing."""
+    """Copy values to `device` as [n] int64 without synchronising."""
     found = torch.tensor(values, dtype=torch.int64)
     return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 class Readback:
-    """Copies of a device tensor in the order they were asked for, read when the device has come to them.
+    """Queue of copies of a device tensor to the host, each read after the device has reached it.
 
     Args:
-        like: shape and device of what is copied, int64.
-        depth: most copies that are under way.
+        like: int64 tensor with the shape and device of the sources.
+        depth: most pending copies.
     """
 
     def __init__(self, like: Tensor, depth: int) -> None:
@@ -32,11 +32,11 @@ class Readback:
         self._flying: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def __len__(self) -> int:
-        """Copies under way."""
+        """Number of pending copies."""
         return len(self._flying)
 
     def push(self, source: Tensor) -> None:
-        """Start a copy of `source`, taken when the device reaches this point."""
+        """Start a copy of `source`, executed when the device reaches this point."""
         copy, landed = self._free.pop()
         copy.copy_(source, non_blocking=True)
         if landed is not None:
