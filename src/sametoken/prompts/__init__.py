@@ -1,1 +1,1 @@
-"""Prompts: built in or read from files, and as the token ids that a model reads."""
+"""Prompts, built in or read from files, and their token ids."""

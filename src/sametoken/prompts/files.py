@@ -1,6 +1,6 @@
-"""Prompts from files of JSON lines: our own form and those of published benchmarks, recognised line by line.
+"""Prompts from JSON Lines files: our own format and those of published benchmarks, recognised line by line.
 
-Every command that reads prompts reads them here, so a file that one command takes, all take.
+All commands read prompts with this module, so they accept the same files.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from sametoken.errors import ConfigError, RequestError, unknown_name
 from sametoken.prompts.sources import STDIN, Conversation, Source, as_turn, nonempty_text
 
 KEYS = ("messages", "prompt", "category")
-Entry = tuple[str, dict[str, Any]]  # where it stands, and the object
+Entry = tuple[str, dict[str, Any]]  # place of the line, and the object
 
 
 class PromptItem(NamedTuple):
     """One prompt.
 
     Attributes:
-        category: what its results are reported under.
-        source: the prompt. A conversation of one turn is its text where the model has no chat template.
-        later: what the user says in the turns after the first.
+        category: category under which results are reported.
+        source: prompt. A conversation of one turn is its text if the model has no chat template.
+        later: user messages of the turns after the first.
     """
 
     category: str
@@ -33,22 +33,24 @@ class PromptItem(NamedTuple):
 
 
 def read_items(file: str, option: str) -> list[PromptItem]:
-    """The prompts of a file of JSON lines; "-" is standard input.
+    """Read the prompts of a JSON Lines file; "-" is standard input.
 
     Args:
-        option: the option that named the file, for messages.
+        option: option that named the file, for messages.
 
-    Raises:
-        ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
+        Raises:
+            ConfigError: the file cannot be read or is empty.
+            RequestError: a line is not a prompt; the message has its number.
     """
     return parse_items(read_entries(file, option))[1]
 
 
 def read_entries(file: str, option: str) -> list[Entry]:
-    """The objects of a file of JSON lines, each after the words that say where it stands; "-" is standard input.
+    """Read the objects of a JSON Lines file, each with its place for messages; "-" is standard input.
 
     Raises:
-        ConfigError: the file cannot be read or is empty. RequestError: a line is not a JSON object, with its number.
+        ConfigError: the file cannot be read or is empty.
+        RequestError: a line is not a JSON object; the message has its number.
     """
     try:
         content = sys.stdin.read() if file == STDIN else user_path(file).read_text(encoding="utf-8")
@@ -56,7 +58,7 @@ def read_entries(file: str, option: str) -> list[Entry]:
         raise ConfigError(f"{option} {file}: {error.strerror}; expected a readable file of JSON lines") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{option} {file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    # Not splitlines: a JSON string may hold U+2028, which that would cut at.
+    # Not splitlines, which splits at U+2028, a valid character of JSON strings.
     lines = [(f"{file}, line {number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
     if not lines:
         raise ConfigError(f"{option} {file} is empty; expected one JSON object per line with prompt or messages")
@@ -64,10 +66,10 @@ def read_entries(file: str, option: str) -> list[Entry]:
 
 
 def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[PromptItem]]:
-    """The forms that occur among the entries, in the order of their first line, and the prompts.
+    """Parse entries; return the names of their formats, in the order of the first occurrence, and the prompts.
 
     Raises:
-        RequestError: an entry has no known form, or one of its values is wrong; names its place.
+        RequestError: an entry has no known format, or one of its values is wrong; the message has its place.
     """
     labels, items = [], []
     for where, entry in entries:
@@ -132,7 +134,7 @@ def _category(entry: Mapping[str, Any], where: str) -> str:
 
 
 Reader = Callable[[dict[str, Any], str], PromptItem]
-# The first form whose keys are all there counts, so the narrower ones come first.
+# The first format whose keys are all present applies, so narrower ones come first.
 FORMS: Mapping[str, tuple[tuple[str, ...], Reader]] = {
     "spec-bench": (("turns",), _turns),  # MT-bench too
     "humaneval": (("task_id", "prompt", "entry_point"), _human_eval),

@@ -1,6 +1,6 @@
-"""Prompts: texts and conversations, built in or given, and as the token ids that a model reads.
+"""Prompts: texts and conversations, built in or given, and their token ids.
 
-A conversation becomes a text through the model's chat template.
+The model's chat template turns a conversation into a text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 
-# Category and text: what drafters find easy, hard and hopeless.
+# Category and text: easy, hard and hopeless for drafters.
 CATEGORISED = (
     ("chat", "Hi, can I get a latte with oat milk, please?"),
     ("chat", "I would like a large mocha with two shots and caramel syrup."),
@@ -55,17 +55,17 @@ Source = str | Conversation
 
 
 class EncodedPrompt(NamedTuple):
-    """A prompt as the model reads it: its text, and the token ids of that text."""
+    """Text of a prompt with its token ids."""
 
     text: str
     ids: list[int]
 
 
 def encode_prompt(tokenizer: Tokenizer, source: Source) -> EncodedPrompt:
-    """A prompt for the model of this tokenizer.
+    """Encode a prompt with this tokenizer.
 
     Raises:
-        RequestError: a conversation, and the model has no chat template or the template refuses it.
+        RequestError: the prompt is a conversation, and the model has no chat template or the template rejects it.
     """
     if isinstance(source, Conversation):
         text = tokenizer.apply_chat_template(source.messages)
@@ -74,21 +74,21 @@ def encode_prompt(tokenizer: Tokenizer, source: Source) -> EncodedPrompt:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Sequence[str] = BUILT_IN) -> list[EncodedPrompt]:
-    """Texts for the model of this tokenizer: each a user's turn where there is a chat template."""
+    """Encode texts with this tokenizer, each as a user's turn if there is a chat template."""
     chat = tokenizer.has_chat_template
     return [encode_prompt(tokenizer, as_turn(text) if chat else text) for text in texts]
 
 
 def as_turn(text: str) -> Conversation:
-    """A text as the user's first turn."""
+    """Conversation with `text` as the user's first turn."""
     return Conversation([{"role": "user", "content": text}])
 
 
 def nonempty_text(text: object, name: str) -> str:
-    """The text, unless it is none or empty.
+    """Return `text` if it is a nonempty string.
 
     Raises:
-        RequestError: names it as `name`.
+        RequestError: it is not; the message uses `name`.
     """
     if not isinstance(text, str) or not text:
         raise RequestError(f"{name} is {text!r}, expected a text that is not empty")
