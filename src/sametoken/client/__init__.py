@@ -1,1 +1,1 @@
-"""One client of OpenAI-compatible servers, for `synthesize`, `bench` and `chat`."""
+"""Client of OpenAI-compatible servers, for `synthesize`, `bench` and `chat`."""

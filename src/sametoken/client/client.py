@@ -1,6 +1,6 @@
-"""A client of an OpenAI-compatible server: whole and streamed answers, repeated attempts, one kind of error.
+"""Client of an OpenAI-compatible server: complete and streamed answers, retries, one type of error.
 
-`bench`, `synthesize` and `chat` use it. What it reads of a stream has the time at which the bytes came.
+`bench`, `synthesize` and `chat` use it. Events of a stream have the time at which their bytes arrived.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ T = TypeVar("T")
 
 
 class RemoteError(SametokenError):
-    """A request failed.
+    """Error of a failed request.
 
     Attributes:
-        status: the HTTP status, None where there was none.
-        passing: whether the same request may succeed later. `retry_after`: seconds until then, if the server says so.
+        status: HTTP status, None if there was none.
+        passing: true if the same request may succeed later.
+        retry_after: seconds until then, if the server states them.
     """
 
     def __init__(self, reason: str, status: int | None = None, passing: bool = False, retry_after: float = 0.0) -> None:
@@ -49,12 +50,13 @@ class RemoteError(SametokenError):
 
 
 class Answer(NamedTuple):
-    """A whole answer.
+    """Complete answer.
 
     Attributes:
-        message: the assistant's turn: role, content and, where the server separates it, reasoning_content.
-        finish_reason: as the server says it. `tokens`: how many the answer has, 0 where the server does not say.
-        body: the answer as the server sent it, for extensions.
+        message: the assistant's turn: role, content and, if the server separates it, reasoning_content.
+        finish_reason: finish reason that the server stated.
+        tokens: number of tokens of the answer, 0 if the server does not state it.
+        body: body of the response, for extensions.
     """
 
     message: dict[str, str]
@@ -64,18 +66,18 @@ class Answer(NamedTuple):
 
     @property
     def truncated(self) -> bool:
-        """True if the answer was cut by length."""
+        """True if the answer was cut at the length limit."""
         return self.finish_reason == "length"
 
 
 class Delta(NamedTuple):
-    """One event of a streamed answer.
+    """Event of a streamed answer.
 
     Attributes:
-        at: when its last byte came, on the clock of `time.perf_counter`.
-        content, reasoning: the text that it adds.
-        tokens: of the answer so far, by the server's count; None where this event has none.
-        choice: its first choice as the server sent it, for extensions.
+        at: arrival time of its last byte, on the clock of `time.perf_counter`.
+        content, reasoning: text that the event adds.
+        tokens: number of tokens of the answer so far, by the server's count; None if the event has none.
+        choice: first choice of the event, for extensions.
     """
 
     at: float
@@ -86,15 +88,15 @@ class Delta(NamedTuple):
 
 
 class Client:
-    """A client of one server; close it, or use it as an asynchronous context manager.
+    """Client of one server; close it, or use it as an asynchronous context manager.
 
     Args:
-        url: with or without /v1.
-        api_key: None where the server wants none.
+        url: address of the server, with or without /v1.
+        api_key: key, None for a server without keys.
         timeout: seconds without a byte after which a request has failed.
 
     Raises:
-        ConfigError: httpx is not installed, or the URL is none.
+        ConfigError: httpx is not installed, or the URL is invalid.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:
@@ -110,7 +112,7 @@ class Client:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-            secure = base.startswith("https://")  # else certificates, 0.2 s to read, have no use
+            secure = base.startswith("https://")  # otherwise certificates, which take 0.2 s to read, are not needed
             self._http = httpx.AsyncClient(
                 base_url=base, headers=headers, timeout=httpx.Timeout(timeout), limits=limits, verify=secure
             )
@@ -129,25 +131,25 @@ class Client:
         await self._http.aclose()
 
     def where(self, path: str) -> str:
-        """The address of a path, for messages."""
+        """Address of a path below /v1, for messages."""
         return f"{self._http.base_url}{path}"
 
     def beside(self, path: str) -> str:
-        """The address of a path that is not below /v1, such as "metrics"."""
+        """Address of a path that is not below /v1, for example "metrics"."""
         return str(self._http.base_url).removesuffix("v1/") + path
 
     async def page(self, path: str) -> bytes:
-        """Content of a GET of a path that is not below /v1. Raises RemoteError if it fails."""
+        """Content of a path that is not below /v1 (GET). Raises RemoteError if the request fails."""
         return (await self._whole("GET", self.beside(path))).content
 
     async def first_model(self, retries: int = 0) -> str:
-        """The first model that the server lists.
+        """Name of the first model that the server lists.
 
         Args:
             retries: further attempts while the server is not up or busy.
 
         Raises:
-            ConfigError: it cannot be reached or lists none.
+            ConfigError: the server cannot be reached or lists no model.
         """
         where = self.where("models")
         try:
@@ -160,7 +162,7 @@ class Client:
             raise ConfigError(f"{where} lists no model; give its name as MODEL") from error
 
     async def answer(self, path: str, body: Mapping[str, Any], retries: int = 0, first_wait: float = 1.0) -> Answer:
-        """The whole answer to a request, which is repeated while it fails for a passing reason (see `persist`).
+        """Send a request, with retries after temporary failures (see `persist`), and return the complete answer.
 
         Args:
             path: "chat/completions" or "completions".
@@ -180,10 +182,10 @@ class Client:
         return await persist(ask, retries, first_wait)
 
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Delta, None]:
-        """The events of a streamed answer until its last byte, as they come. Close the generator to stop the answer.
+        """Yield the events of a streamed answer as they arrive. Close the generator to stop the answer.
 
         Raises:
-            RemoteError: there is no answer, it is cut, or it is not a stream of OpenAI's form.
+            RemoteError: there is no answer, it is incomplete, or it is not a stream in OpenAI's format.
         """
         done = False
         async with self._open("POST", path, {**body, "stream": True}) as response:
@@ -193,23 +195,23 @@ class Client:
                     continue
                 with _malformed_is("not an OpenAI stream"):
                     delta = _delta(at, json.loads(data))
-                done = done or bool(delta.choice.get("finish_reason"))  # some servers leave out the closing [DONE]
+                done = done or bool(delta.choice.get("finish_reason"))  # some servers omit the final [DONE]
                 yield delta
         if not done:
             raise RemoteError("stream ended early", passing=True)
 
     async def _whole(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
-        """A response of status 200 that has been read."""
+        """Response with status 200, completely read."""
         async with self._open(method, path, body) as response:
             await response.aread()
             return response
 
     @asynccontextmanager
     async def _open(self, method: str, path: str, body: Mapping[str, Any] | None) -> AsyncIterator[httpx.Response]:
-        """A response of status 200, before its body.
+        """Response with status 200, its body not read yet.
 
         Raises:
-            RemoteError: any other status, or the connection is lost, now or later.
+            RemoteError: another status, or the connection is lost, also within the block.
         """
         import httpx
 
@@ -226,7 +228,7 @@ class Client:
 
 
 async def all_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once. The first that fails ends the others, and its error is raised once they have ended."""
+    """Run all concurrently. The first failure cancels the others; its error is raised after they have ended."""
     tasks = [asyncio.create_task(each) for each in work]
     try:
         await asyncio.gather(*tasks)
@@ -237,15 +239,15 @@ async def all_together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def persist(ask: Callable[[], Awaitable[T]], retries: int, first_wait: float = 1.0) -> T:
-    """Call `ask` and return its result; repeat the call while it fails for a passing reason.
+    """Call `ask` and return its result, with retries after temporary failures.
 
     Args:
         retries: further attempts after the first.
-        first_wait: seconds before the second attempt; doubled for each further one, less up to half by chance, so that
-            callers do not come back all at once.
+        first_wait: seconds before the second attempt; doubled for each further one, minus a random part of up to half,
+            so that callers do not retry at the same time.
 
     Raises:
-        RemoteError: of the last attempt, or the first that does not pass.
+        RemoteError: error of the last attempt, or the first permanent one.
     """
     for attempt in range(retries):
         try:
@@ -267,7 +269,7 @@ def _malformed_is(what: str) -> Iterator[None]:
 
 
 async def _events(received: AsyncIterator[bytes]) -> AsyncGenerator[tuple[float, str], None]:
-    """The data of each event with the time at which the bytes that complete it came."""
+    """Yield the data of each event, with the arrival time of its last bytes."""
     parser = EventParser()
     async for part in received:
         at = time.perf_counter()

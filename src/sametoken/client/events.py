@@ -1,6 +1,6 @@
-"""Server-sent events: the data of each event, from bytes cut anywhere.
+"""Parser of server-sent events from arbitrarily split bytes.
 
-Lines end with LF, CR or CRLF and with nothing else: a JSON text may hold U+2028, which `str.splitlines` cuts at.
+Lines end with LF, CR or CRLF only: `str.splitlines` would also split at U+2028, a valid character of JSON texts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r)")
 
 
 class EventParser:
-    """Parser of bytes as they come into the data of the events that they complete."""
+    """Incremental parser from received bytes to the data of completed events."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -19,7 +19,7 @@ class EventParser:
         self._started = False
 
     def feed(self, received: bytes) -> list[str]:
-        """The data of the events that end in these bytes; lines of one event are joined by LF.
+        """Data of the events that end in these bytes; lines of one event are joined by LF.
 
         Raises:
             UnicodeDecodeError: the data of an event is not UTF-8.
@@ -27,7 +27,7 @@ class EventParser:
         self._rest += received
         found, end = [], 0
         for line in _LINE.finditer(self._rest):
-            # A CR at the very end may be the first half of a CRLF.
+            # A CR at the end may be the first half of a CRLF.
             if line[2] == b"\r" and line.end() == len(self._rest):
                 break
             end = line.end()
@@ -36,7 +36,7 @@ class EventParser:
         return found
 
     def close(self) -> list[str]:
-        """Rest of a stream that ends without an empty line: servers leave it out after the last event."""
+        """Data of a last event without a final empty line, which some servers omit."""
         rest, self._rest = self._rest.removesuffix(b"\r"), b""
         return [*(self._take(rest) if rest else []), *self._take(b"")]
 
