@@ -1,8 +1,8 @@
-"""The command line: which commands there are, and how errors become one line and an exit code.
+"""Command line: the list of commands, and the conversion of errors to one line and an exit code.
 
-Only the command that is called is imported, so `sametoken --help` answers without pydantic or torch.
-Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 an error of the user's, 130 interrupted,
-141 nobody reads the output.
+Only the command that is called is imported, so `sametoken --help` needs neither pydantic nor torch.
+Exit codes: 0 done, 1 the proof failed or conversations lack answers, 2 a user error, 130 interrupted,
+141 the output was closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sametoken.errors import NO_WINDOWS, ConfigError, SametokenError, memory_ran
 if TYPE_CHECKING:
     from types import ModuleType
 
-# Commands by what they are for. A name of two words is a module of its own; those of three share it (`module_of`).
+# Commands by purpose. A name of two words has a module of its own; names of three words share it (`module_of`).
 COMMAND_GROUPS = {
     "Use a model": {
         "generate": "Complete prompts with a target, with or without a draft.",
@@ -67,9 +67,9 @@ COMMAND_GROUPS = {
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
 WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare", "train", "evaluate", "quantize")
-NO_TORCH = re.compile("-h$|--help$|--engine")  # for which nothing is computed here
-DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are taken
-# Commands of Ollama, llama.cpp, transformers and vLLM, and what is near here.
+NO_TORCH = re.compile("-h$|--help$|--engine")  # commands that compute nothing in this process
+DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are accepted
+# Commands of Ollama, llama.cpp, transformers and vLLM, and the nearest ones here.
 ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
 EXAMPLES = {
     "see the gain with the pair of models that comes with the package": "sametoken demo",
@@ -85,7 +85,7 @@ HELP_NAMES = {"help_option_names": ["-h", "--help"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and raise SystemExit; `arguments` are those of the process unless given."""
+    """Run the command line and raise SystemExit; `arguments` default to those of the process."""
     words = [str(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     debug = [word for word in words[:1] if word == "--debug"]
     for program in DOORS:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _through_door(program: str, arguments: Sequence[str]) -> list[str]:
-    """The words of `serve` for another program's command line."""
+    """Arguments of `serve` for another program's command line."""
     found: list[str] = []
 
     def translate() -> int:
@@ -111,10 +111,10 @@ def _through_door(program: str, arguments: Sequence[str]) -> list[str]:
 
 
 class CommandList(TyperGroup):
-    """All commands; only the one that is called is imported."""
+    """Group of all commands; only the command that is called is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the most words name; words that begin several commands show their page."""
+        """Command with the longest matching name; for a common prefix of several commands, print their page."""
         for count in (3, 2, 1):
             name = " ".join(args[:count])
             if name in COMMANDS:
@@ -128,12 +128,12 @@ class CommandList(TyperGroup):
                 given = " ".join(args[: count + 1])
                 ctx.fail(f"No such command '{given}'; expected one of: {', '.join(below)}")
         near = ELSEWHERE.get(args[0]) or next(iter(get_close_matches(args[0], COMMANDS, n=1)), None)
-        if near and not ctx.resilient_parsing:  # which completes words of a shell
+        if near and not ctx.resilient_parsing:  # shell completion
             ctx.fail(f"No such command '{args[0]}'; did you mean '{near}'?")
         return super().resolve_command(ctx, args)
 
     def _show_group(self, ctx: Any, first: str, commands: dict[str, str]) -> None:
-        """Write the page of the commands that begin with this word, and end the program."""
+        """Print the page of the commands that begin with this word, and exit."""
         from sametoken.commands.help import top_page
 
         typer.echo(top_page(ctx, {f"sametoken {first}": commands}, {}))
@@ -147,7 +147,7 @@ class CommandList(TyperGroup):
 
 
 class Command(TyperCommand):
-    """One command, whose help shows its options in groups."""
+    """Command whose help page shows its options in groups."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the page of this command."""
@@ -156,7 +156,7 @@ class Command(TyperCommand):
         formatter.write(command_page(ctx, module_of(self.name or "")))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; an option of several words may have them one by one."""
+        """Parse the arguments; an option with several values accepts them as separate words."""
         from sametoken.commands.options import joined_words
 
         words = joined_words(args, module_of(self.name or "").OPTIONS)
@@ -165,7 +165,7 @@ class Command(TyperCommand):
         return super().parse_args(ctx, words)
 
     def _unknown_short(self, ctx: Any, words: Sequence[str]) -> str | None:
-        """The first word of one dash and several letters that is no option; it is not read as that of its first."""
+        """First word of one dash and several letters that is no option; never parsed by its first letter."""
         takes = {
             spelling: not getattr(parameter, "is_flag", True)
             for parameter in self.params
@@ -188,7 +188,7 @@ class Command(TyperCommand):
 
 
 def build_app() -> typer.Typer:
-    """The application; its commands are names until one is called."""
+    """Application; the module of a command is imported when it is called."""
     app = typer.Typer(
         cls=CommandList, context_settings=HELP_NAMES, rich_markup_mode=None, pretty_exceptions_enable=False
     )
@@ -202,7 +202,7 @@ def build_app() -> typer.Typer:
 
 
 def build_command(name: str) -> Any:
-    """A command with its options, for the parser."""
+    """Command with its options, for the parser."""
     from sametoken.commands.options import variants
 
     module = module_of(name)
@@ -225,11 +225,11 @@ def _top(
 
 
 def _listed() -> None:
-    """Stand in the list of commands for one that was not called."""
+    """Placeholder in the list of commands for one that was not called."""
 
 
 def _function(module: ModuleType) -> Callable[..., None]:
-    """A command's module as a function with one parameter per option."""
+    """Function that runs a command's module, with one parameter per option."""
 
     def run(
         context: typer.Context, argument: Any = None, named: str | None = None, debug: bool = False, **values: Any
@@ -275,7 +275,7 @@ def module_of(command: str) -> Any:
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:
-    """The exit code of a command, whichever way it ends."""
+    """Exit code of a command, for every kind of end."""
     try:
         if sys.platform == "win32":
             raise ConfigError(NO_WINDOWS)
@@ -297,7 +297,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         print(f"error: memory ran out: {first}; {LESS_MEMORY}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        exec("")  # clears Python's mark of one that passed an exec of text, by which `python -m` would end with SIGINT
+        exec("")  # clears Python's mark of an interrupted exec of text, for which `python -m` would end with SIGINT
         return 130
     except BrokenPipeError:
         _drop_output()
@@ -314,17 +314,17 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
 
 
 def _drop_output() -> None:
-    """Python flushes stdout once more at exit, which would complain."""
+    """Redirect stdout to the null device, since Python's last flush at exit would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run() -> None:
-    """The whole process: runs its command line and ends, one of several processes at once.
+    """Run the command line of this process and exit; a process of several ranks exits at once.
 
-    A thread of gloo may still hold Python objects, and letting go of them while the interpreter ends aborts the process
+    A thread of gloo may still hold Python objects; releasing them during interpreter shutdown aborts the process
     (PyTorch's pull request 179291).
     """
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # what ranks meet is said in our words
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # errors of ranks are reported by this package
     try:
         main()
     except SystemExit as ended:
