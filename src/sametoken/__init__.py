@@ -1,6 +1,6 @@
 """sametoken: speculative decoding end to end. The public names, imported on first use.
 
-`import sametoken` costs milliseconds and no torch: a name's module is imported when the name is asked for.
+`import sametoken` takes milliseconds and imports no torch: a name's module is imported on first access.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m sametoken` is the command line."""
+"""Entry point of `python -m sametoken`: the command line."""
 
 from sametoken.cli import run
 

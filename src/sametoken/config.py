@@ -1,4 +1,4 @@
-"""The former home of the settings of engine and server, whose names stay importable; `sametoken.options` has them."""
+"""Former location of the settings of engine and server, kept for old imports; see `sametoken.options`."""
 
 from sametoken.options.declaration import Positive, Settings
 from sametoken.options.engine import MOST_THREADS, DType, EngineConfig, KVCacheConfig, Quantization

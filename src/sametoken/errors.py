@@ -1,20 +1,20 @@
-"""Every error a user can meet, as one tree. A message says what was got, what was expected and what to do.
+"""All errors that users can meet, as one tree. A message has the actual value, the expected one and a remedy.
 
-What programs need of a message is data of the error (`field`, `problem`, `advice`); nobody searches in its text.
+Programs read the parts of a message from the error (`field`, `problem`, `advice`) and never parse its text.
 
 SametokenError
 ├── ConfigError              an option or configuration key is unknown or has a bad value (also a ValueError)
 ├── RequestError             a prompt or sampling parameter cannot be served (also a ValueError)
 │   └── PromptTooLongError   the prompt does not fit the context
-├── DataError                a file of conversations or prepared samples is unreadable or not what it should be
+├── DataError                a file of conversations or prepared samples is unreadable or invalid
 ├── HubError                 a model id could not be resolved or downloaded
-├── CheckpointError          files are missing, unreadable, incomplete or not what they claim to be
+├── CheckpointError          files are missing, unreadable, incomplete or invalid
 │   └── UnsupportedModelError  the architecture, rotary variant or format is not one we implement
 ├── DraftMismatchError       the draft does not fit the target (vocabulary, special tokens, shapes)
-├── EngineError              the engine met an error of its own under requests that it had taken
-├── ModelOutputError         the model's scores are not numbers, so that no token can be drawn
+├── EngineError              the engine failed while it processed accepted requests
+├── ModelOutputError         the model's logits are not finite, so that no token can be drawn
 ├── MemoryPlanError          weights, cache and lookahead do not fit the memory that was given
-└── LosslessnessError        speculative and plain output differ: a bug, never bad luck
+└── LosslessnessError        speculative and plain output differ: always a bug
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 NO_WINDOWS = "Windows is not supported; run sametoken in WSL 2, the Windows Subsystem for Linux"
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # what a file holds may be a terminal's commands
-SHOULD_BE = "Input should be "  # how pydantic begins what it expects of a value
-LONGEST_MESSAGE = 2000  # characters of a message; what it quotes of a file may be of any length
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # the content of a file may contain commands for a terminal
+SHOULD_BE = "Input should be "  # beginnings of pydantic's expectations
+LONGEST_MESSAGE = 2000  # characters of a message; quotations from a file may be of any length
 
 
 class SametokenError(Exception):
-    """Root of the tree; the command line turns it into one line and exit code 2.
+    """Root of the tree; the command line prints it as one line and exits with code 2.
 
     Args:
-        problem: what was got and what was expected; where there is no field, this may be the whole message.
-        field: the name of what is at fault: a parameter, a key or a file; "" for none. It begins the message.
-        place: where in the field, as the message has it after the name, for example ".method" or "[3]".
-        advice: what to do, which ends the message; "" where `problem` says it.
+        problem: actual and expected value; without a field, this may be the whole message.
+        field: parameter, key or file at fault, which begins the message; "" for none.
+        place: place within the field, which follows its name in the message, for example ".method" or "[3]".
+        advice: remedy, which ends the message; "" if `problem` includes it.
     """
 
     def __init__(self, problem: str = "", *, field: str = "", place: str = "", advice: str = "") -> None:
@@ -47,15 +47,13 @@ class SametokenError(Exception):
         self.problem, self.field, self.place, self.advice = problem, field, place, advice
 
     def about(self, field: str) -> Self:
-        """Copy of the error about a field of another name; if this one has no field, the name is put before its
-        text.
-        """
+        """Copy of the error with another field name; if the error has no field, the name precedes its text."""
         renamed = copy.copy(self)
         renamed.field = field
         return renamed
 
     def __str__(self) -> str:
-        """The message as any terminal can print it: at most LONGEST_MESSAGE, control characters and such escaped."""
+        """Message that is safe to print: at most LONGEST_MESSAGE characters, with control characters escaped."""
         text = f"{self.field}{self.place}: {self.problem}" if self.field else self.problem
         text += f"; {self.advice}" if self.advice else ""
         if len(text) > LONGEST_MESSAGE:
@@ -65,18 +63,19 @@ class SametokenError(Exception):
 
 
 class ConfigError(SametokenError, ValueError):
-    """An option or configuration key is unknown or has a bad value."""
+    """Error: an option or configuration key is unknown or has a bad value."""
 
 
 class RequestError(SametokenError, ValueError):
-    """A prompt or sampling parameter cannot be served."""
+    """Error: a prompt or sampling parameter cannot be served."""
 
 
 class PromptTooLongError(RequestError):
-    """The prompt does not fit the context.
+    """Error: the prompt does not fit the context.
 
     Attributes:
-        tokens: of the prompt. `context`: tokens that the context holds.
+        tokens: length of the prompt.
+        context: length of the context.
     """
 
     tokens = 0
@@ -84,7 +83,7 @@ class PromptTooLongError(RequestError):
 
     @classmethod
     def of(cls, tokens: int, context: int, remedy: str, *, at_least: bool = False) -> Self:
-        """The error for a prompt of a request; `remedy` is what else helps."""
+        """Error about the prompt of a request; `remedy` is further advice."""
         size = f"at least {tokens}" if at_least else f"{tokens}"
         error = cls(
             f"the prompt has {size} tokens, the context holds {context} with at least one of output",
@@ -96,43 +95,43 @@ class PromptTooLongError(RequestError):
 
 
 class DataError(SametokenError):
-    """A file of conversations or prepared samples is unreadable or not what it should be."""
+    """Error: a file of conversations or prepared samples is unreadable or invalid."""
 
 
 class HubError(SametokenError):
-    """A model id could not be resolved or downloaded."""
+    """Error: a model id could not be resolved or downloaded."""
 
 
 class CheckpointError(SametokenError):
-    """Files are missing, unreadable, incomplete or not what they claim to be."""
+    """Error: files are missing, unreadable, incomplete or invalid."""
 
 
 class UnsupportedModelError(CheckpointError):
-    """The architecture, rotary variant or format is not implemented here."""
+    """Error: the architecture, RoPE variant or format is not implemented."""
 
 
 class DraftMismatchError(SametokenError):
-    """The draft does not fit the target."""
+    """Error: the draft does not fit the target."""
 
 
 class EngineError(SametokenError):
-    """The engine met an error of its own under requests that it had taken."""
+    """Error: the engine failed while it processed accepted requests."""
 
 
 class ModelOutputError(SametokenError):
-    """The model's scores are not numbers, so that no token can be drawn."""
+    """Error: the model's logits are not finite, so that no token can be drawn."""
 
 
 class MemoryPlanError(SametokenError):
-    """Weights, cache and lookahead do not fit the memory that was given."""
+    """Error: weights, cache and lookahead do not fit the given memory."""
 
 
 class LosslessnessError(SametokenError):
-    """Speculative and plain output differ."""
+    """Error: speculative and plain output differ."""
 
 
 def not_finite() -> ModelOutputError:
-    """Scores of the target that are NaN or infinite."""
+    """Error about logits of the target that are NaN or infinite."""
     return ModelOutputError(
         "the model's scores for this sequence are not finite numbers; its weights or this dtype do not suit each other"
     )
@@ -146,9 +145,9 @@ def memory_ran_out(error: BaseException) -> bool:
 
 
 def found_wrong(problem: Mapping[str, Any]) -> str:
-    """Expected value, from an entry of `ValidationError.errors()`: our validator's words, or pydantic's.
+    """Expected value in words, from an entry of `ValidationError.errors()`.
 
-    Pydantic's text of an error that one of our validators raised has a heading before our words.
+    For errors of our own validators, the heading that pydantic puts before the message is removed.
     """
     own = problem.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
@@ -160,11 +159,11 @@ def found_wrong(problem: Mapping[str, Any]) -> str:
 
 
 def unknown_name(kind: str, got: str, known: Iterable[str], others: Iterable[str] = ()) -> str:
-    """Words for an unknown option, with the nearest valid name first.
+    """Message about an unknown name, with the nearest valid name first.
 
     Args:
-        kind: what was being named, for example "sampling parameter".
-        got: the name as the user wrote it.
+        kind: kind of the name, for example "sampling parameter".
+        got: name that the user wrote.
         known: all valid names.
         others: further valid names, of a peer: too many to list.
     """
@@ -179,5 +178,5 @@ _SHOWN.maxlevel, _SHOWN.maxlist, _SHOWN.maxdict, _SHOWN.maxstring, _SHOWN.maxlon
 
 
 def shown(value: object) -> str:
-    """A value of a file or a caller in an error: its repr, of which large and deep parts are left out."""
+    """Text of a value for an error message: its repr, with large and deep parts left out."""
     return _SHOWN.repr(value)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place and moved into it, stamped with size and hash."""
+"""Atomic writes of files and directories (write to a temporary path, then rename), and checks by size and hash."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BLOCK = 1 << 20
-UNFINISHED = ".part"  # how the names of directories end that are being written
-SETTLED_S = 60.0  # after which a directory without a lock is nobody's: who makes one locks it at once
+UNFINISHED = ".part"  # suffix of directories that are being written
+SETTLED_S = 60.0  # age from which an unlocked directory is abandoned: its writer locks it at once
 PREPARE_AGAIN = "delete it and prepare again"
-MOST_TEXT = 2**27  # bytes of a file that is read as one text: the largest published tokenizer.json has 35 MB
+MOST_TEXT = 2**27  # size limit of a file that is read as one text: the largest published tokenizer.json has 35 MB
 
 
 class Stamp(NamedTuple):
@@ -42,10 +42,10 @@ class Stamp(NamedTuple):
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `file` when the block ends without an error, and only then.
+    """Yield a path to write to, which replaces `file` if and only if the block ends without an error.
 
     Raises:
-        DataError: the disk is full or the place is not writable; what was there before still is.
+        DataError: the disk is full or the directory is not writable; `file` is unchanged.
     """
     # Processes of several hosts may write into one directory, and have the same number.
     part = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
@@ -64,16 +64,16 @@ def replacing(file: Path) -> Iterator[Path]:
 
 
 def discard_parts(file: Path) -> None:
-    """Remove what killed processes left of `file`, which no other process may be writing now."""
+    """Remove temporary files that killed writers of `file` left; no process may be writing `file` now."""
     for part in file.parent.glob(f".{file.name}.*.part"):
         part.unlink(missing_ok=True)
 
 
 def make_directory(directory: Path) -> None:
-    """The directory, with its parents.
+    """Create the directory, with its parents.
 
     Raises:
-        DataError: it cannot be made.
+        DataError: the directory cannot be created.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -82,14 +82,14 @@ def make_directory(directory: Path) -> None:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Keep a second writer out; the kernel forgets the lock with the process, however that ends.
+    """Lock a file or directory against other writers; the kernel releases the lock when the process ends.
 
     Args:
-        descriptor: of the open file or directory.
+        descriptor: descriptor of the open file or directory.
         path: its name, for messages.
 
     Raises:
-        ConfigError: another process has it.
+        ConfigError: another process has the lock.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,16 +102,16 @@ def lock(descriptor: int, path: Path) -> None:
 
 @contextmanager
 def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A directory to write to, which becomes `directory` when the block ends without an error, and only then.
+    """Yield a directory to write to, which becomes `directory` if and only if the block ends without an error.
 
-    What killed processes left of the same directory is removed first.
+    Remnants of killed writers of the same directory are removed first.
 
     Args:
-        replace: it may be there already, with files alone; they are gone afterwards.
+        replace: replace an existing directory, if it contains only files.
 
     Raises:
-        ConfigError: it is there, and is not to be replaced.
-        DataError: the disk is full or the place is not writable; what was there before still is.
+        ConfigError: the directory exists and must not be replaced.
+        DataError: the disk is full or the parent is not writable; an existing directory is unchanged.
     """
     try:
         discard_unfinished(directory.parent, directory.name)
@@ -119,7 +119,7 @@ def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
         directory.parent.mkdir(parents=True, exist_ok=True)
         place = directory.parent / f".{directory.name}-{secrets.token_hex(6)}{UNFINISHED}"
         made, old = place / "new", place / "old"
-        try:  # the name is known before the place is made: a signal between the two leaves nothing
+        try:  # the name is chosen before the directory is created: a signal between the two leaves nothing
             place.mkdir(mode=0o700)
             with holding(place):
                 made.mkdir()
@@ -140,18 +140,18 @@ def new_directory(directory: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def discard_unfinished(parent: Path, name: str = "*") -> None:
-    """Remove what killed processes left of directories that `new_directory` was to make in `parent`.
+    """Remove the remnants of killed writers of `new_directory` in `parent`.
 
-    One that was about to be replaced is put back. What another process is writing now is left alone.
+    A directory that was about to be replaced is restored. Directories that another process is writing are left alone.
 
     Args:
-        name: of the directories that were to be made; "*" stands for all.
+        name: final name of the directories; "*" for all.
     """
     for place in parent.glob(f".{name if name == '*' else glob.escape(name)}-*{UNFINISHED}"):
-        try:  # a young one is not even locked: who makes it would go without the lock
+        try:  # not even locked if young: its writer would fail to get the lock
             if time.time() - place.stat().st_mtime < SETTLED_S:
                 continue
-        except FileNotFoundError:  # another process ended meanwhile
+        except FileNotFoundError:  # another process removed it meanwhile
             continue
         with holding(place) as alone:
             if not alone:
@@ -189,10 +189,10 @@ def holding(directory: Path, *, shared: bool = False) -> Iterator[bool]:
 
 
 def check_replaceable(directory: Path, *, replace: bool) -> None:
-    """Refuse a place where something is that is not to be, or cannot be replaced.
+    """Raise if something exists at `directory` that must not or cannot be replaced.
 
     Raises:
-        ConfigError: says what is there.
+        ConfigError: the message has the reason.
     """
     if not directory.exists():
         return
@@ -204,7 +204,7 @@ def check_replaceable(directory: Path, *, replace: bool) -> None:
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Make a directory and keep a second writer out of it within the block. Raises as `make_directory` and `lock`."""
+    """Create a directory and lock it within the block. Raises as `make_directory` and `lock` do."""
     make_directory(directory)
     descriptor = os.open(directory, os.O_RDONLY)
     try:
@@ -221,10 +221,10 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """JSON object in a file.
 
     Raises:
-        DataError: it is missing or holds something else.
+        DataError: the file is missing or contains no JSON object.
     """
     try:
         return json_object(file)
@@ -235,12 +235,12 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def dataclass_of(kind: type[T], found: Mapping[str, Any]) -> T:
-    """A dataclass of JSON values.
+    """Build a dataclass from JSON values.
 
     Raises:
         TypeError: a field is missing, unknown or of another type.
     """
-    kind(**found)  # pydantic says nothing of names that it does not know
+    kind(**found)  # pydantic ignores unknown names
     try:
         return TypeAdapter(kind).validate_python(dict(found))
     except ValidationError as error:
@@ -259,10 +259,10 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> Stamp:
 
 
 def read_tensors(file: Path, expected: Stamp) -> dict[str, Tensor]:
-    """The tensors of a safetensors file.
+    """Tensors of a safetensors file.
 
     Raises:
-        DataError: it is missing or not the file that was stamped.
+        DataError: the file is missing or differs from its stamp.
     """
     from safetensors.torch import load_file
 
@@ -278,7 +278,7 @@ def check(file: Path, expected: Stamp) -> None:
     """Compare a file with its stamp.
 
     Raises:
-        DataError: with what was expected and what was found.
+        DataError: they differ; the message has the expected and the actual value.
     """
     try:
         size = file.stat().st_size
@@ -294,7 +294,7 @@ def check(file: Path, expected: Stamp) -> None:
 
 
 def stamp(*files: Path) -> Stamp:
-    """Size and hash of files, one after the other."""
+    """Stamp of the concatenation of files: total size and hash."""
     size, digest = 0, hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
@@ -305,7 +305,7 @@ def stamp(*files: Path) -> Stamp:
 
 
 def _sync(path: Path) -> None:
-    """To the disk itself: a rename that outlives its content in a power cut would leave an empty file."""
+    """Flush a file or directory to the disk: after a power cut, a renamed file must not be empty."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -321,11 +321,11 @@ def _reason(error: Exception) -> str:
 
 
 def json_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """JSON object in a file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else; the message goes on after the file's name.
+        ValueError: the file contains no JSON object; the message continues a sentence that begins with its name.
     """
     text = read_text(file)
     try:
@@ -338,11 +338,11 @@ def json_object(file: Path) -> dict[str, Any]:
 
 
 def read_text(file: Path) -> str:
-    """The text of a regular file of at most MOST_TEXT bytes.
+    """Text of a regular file of at most MOST_TEXT bytes.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it holds something else; the message goes on after the file's name.
+        ValueError: the file is another one; the message continues a sentence that begins with its name.
     """
     check_regular(file)
     if (size := file.stat().st_size) > MOST_TEXT:
@@ -354,11 +354,11 @@ def read_text(file: Path) -> str:
 
 
 def check_regular(file: Path) -> None:
-    """Refuse pipes and devices, which would be waited for, or read until memory ends.
+    """Raise for pipes and devices, which could block or be endless.
 
     Raises:
         OSError: there is no such file, or it is a directory.
-        ValueError: it is one of them; the message goes on after the file's name.
+        ValueError: it is a pipe or device; the message continues a sentence that begins with its name.
     """
     mode = file.stat().st_mode
     if stat.S_ISDIR(mode):

@@ -1,7 +1,7 @@
-"""SIGINT and SIGTERM as a request to stop: work is kept and said how to go on; a second signal ends the process.
+"""SIGINT and SIGTERM as requests to stop: finished work is saved; a second signal ends the process.
 
-Where nothing can be kept a signal raises KeyboardInterrupt, SIGTERM too, so that both end a command the same way. In a
-coroutine it cancels the task.
+Where there is nothing to save, both signals raise KeyboardInterrupt, so that both end a command in the same way. In a
+coroutine they cancel the task.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-INTERRUPTED = 130  # the exit code of a command that a signal ended before its work was done
+INTERRUPTED = 130  # exit code of a command that a signal ended before its work was done
 
 
 class Stop:
-    """Request to stop by a signal; true once one has arrived.
+    """Request to stop; true once a signal has arrived.
 
     Attributes:
-        signal: the first that arrived, None before.
+        signal: first signal that arrived, None before.
     """
 
     def __init__(self) -> None:
@@ -35,27 +35,25 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """Exit code in a shell of a process that this signal ended: 130 for SIGINT, 143 for SIGTERM; 0 without a
-        signal.
-        """
+        """Exit code, in a shell, of a process that this signal ended: 130 for SIGINT, 143 for SIGTERM; 0 for none."""
         return 0 if self.signal is None else 128 + self.signal
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within the block a signal raises KeyboardInterrupt; so do entering it, and any error, after a signal."""
+        """Raise KeyboardInterrupt at a signal within the block, on entry after a signal, and at errors after it."""
         with self._mode(True):
             if self:
                 raise KeyboardInterrupt
             try:
                 yield
             except Exception as error:
-                if self:  # compiled code turns what is raised within it into errors of its own
+                if self:  # compiled code converts exceptions within it into other errors
                     raise KeyboardInterrupt from error
                 raise
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Within the block a signal only makes this object true, inside `at_once` too."""
+        """Only record signals within the block, inside `at_once` too."""
         with self._mode(False):
             yield
 
@@ -70,9 +68,10 @@ class Stop:
 
 @contextmanager
 def cancel_at_signals() -> Iterator[Stop]:
-    """Within the block the first signal cancels the running task, a second ends the process; ignored ones stay ignored.
+    """Cancel the running task at the first signal within the block and end the process at the second.
 
-    Where the event loop takes no signals (Windows, another thread than the main one) they act as before.
+    Ignored signals stay ignored. Where the event loop cannot handle signals (on Windows, or outside the main thread),
+    they act as usual.
     """
     loop, task, stop = asyncio.get_running_loop(), asyncio.current_task(), Stop()
     taken: list[signal.Signals] = []
@@ -100,15 +99,15 @@ def cancel_at_signals() -> Iterator[Stop]:
 
 @contextmanager
 def stop_at_signals(promise: str = "", repeats_after_s: float = 0.0) -> Iterator[Stop]:
-    """Take SIGINT and SIGTERM within the block; a signal that was ignored before (`nohup`, `trap ''`) stays so.
+    """Handle SIGINT and SIGTERM within the block; ignored signals (`nohup`, `trap ''`) stay ignored.
 
     Args:
-        promise: what happens after the first signal where it does not raise, said on standard error; "" says nothing.
-        repeats_after_s: signals that follow the first within this time are the same one. Launchers of several processes
-            pass signals on that their processes may have had already.
+        promise: message on standard error after the first signal if it does not raise; "" for none.
+        repeats_after_s: signals within this time after the first count as one: launchers of several processes pass on
+            signals that the processes may have received already.
 
     Yields:
-        Is never true in another thread than the main one, which alone can take signals.
+        Request to stop; outside the main thread, which alone receives signals, never true.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -126,12 +125,12 @@ def stop_at_signals(promise: str = "", repeats_after_s: float = 0.0) -> Iterator
             os.kill(os.getpid(), number)
             return
         stop.signal, first_s = signal.Signals(number), time.monotonic()
-        if not repeats_after_s:  # not by this function, which waits for the end of a long computation
+        if not repeats_after_s:  # not by this function, which runs only at the end of a long computation
             for each in taken:
                 signal.signal(each, signal.SIG_DFL)
         if stop._raises:
             raise KeyboardInterrupt
-        if promise:  # not print, whose lock the interrupted code may hold
+        if promise:  # not print: the interrupted code may hold its lock
             os.write(2, f"\n{stop.signal.name}: {promise}; a second signal ends the process at once\n".encode())
 
     taken = [each for each in SIGNALS if before[each] is not signal.SIG_IGN]

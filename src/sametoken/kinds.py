@@ -1,6 +1,6 @@
-"""Kinds of drafters: one record each, of this package and of other installed distributions.
+"""Kinds of drafters, one record each, from this package and from other installed distributions.
 
-A record is data, so that help texts and checks of names import no torch; what computes is imported when it is used.
+A record is data, so that help texts and checks of names import no torch; implementations are imported on use.
 Another distribution adds a kind by an entry point of the group `sametoken.drafters` that names its record.
 """
 
@@ -19,7 +19,7 @@ from sametoken.errors import ConfigError, unknown_name
 
 LOG = logging.getLogger("sametoken")
 GROUP = "sametoken.drafters"
-OURS = "sametoken"  # who provides the kinds of this package
+OURS = "sametoken"  # provider of the kinds of this package
 RESERVED = ("auto", "none")  # methods that are no kind: all drafters, and no drafter
 BUILT_IN = (
     "sametoken.drafters.kinds:FORCED",
@@ -33,7 +33,7 @@ BUILT_IN = (
 )
 
 
-# What config.json has for heads of several kinds: in our own files, and in those of speculators.
+# Keys of config.json that mark heads of several kinds: in our own files, and in those of speculators.
 HEAD_MARKS = (OURS, "speculators_config", "speculators_model_type")
 HEAD_WORDS = ("Speculator",)
 
@@ -43,26 +43,26 @@ class Kind:
     """One kind of drafter.
 
     Attributes:
-        name: the method that requests and `--method` name.
-        title: as people name it in tables, for example "EAGLE-3".
-        what: the same in a sentence, with its article: "an EAGLE-3 head".
-        drafts: reference "module:attribute" to what builds the drafter: a `heads.kind.HeadKind` for a head, a
+        name: method name for requests and `--method`.
+        title: name in tables, for example "EAGLE-3".
+        what: name in a sentence, with its article: "an EAGLE-3 head".
+        drafts: reference "module:attribute" to the builder of the drafter: a `heads.kind.HeadKind` for a head, a
             `heads.kind.Weighted` for a model, a function of the `SpeculativeConfig` for a kind without weights.
-        weights: what its weights are: "head" beside a target, a "model" of its own, or None for a kind without weights.
-        comes_with: the part of a request that chooses this kind; "" for kinds that any request may name.
-        objective: reference to how it is trained, a `learning.training.Training`, "" if it cannot be trained here.
+        weights: "head" for a head on the target, "model" for a separate model, None for a kind without weights.
+        comes_with: part of a request that selects this kind; "" for kinds that any request may name.
+        objective: reference to a `learning.training.Training`, "" if the kind cannot be trained here.
         marks: keys of config.json that only files of this kind have.
         words: parts of the names of architectures that only files of this kind have.
-            Of kinds of models, other than the usual draft model, one of either chooses the kind for a draft.
-        aliases: its names elsewhere, by tool: "vllm", "sglang", "trtllm", "llama-server", "speculators";
-            "trtllm-1.2" and "trtllm-1.3" are what the PyTorch backend of these versions of TensorRT-LLM has; "train" is
-            `sametoken train --mode`, and "embedded" the names of drafts that come with the package.
-        taps: whether it reads blocks of the target that may be chosen, rather than the last hidden state.
-        unasked: longest draft where nobody names a method or a length and there is no draft, because its guesses cost
-            next to nothing; 0 for kinds that have to be asked for.
-        mixed: whether "auto" has it among its drafters; False for a kind whose guesses another kind makes too.
-        settings: the fields of `SpeculativeConfig` that this kind reads and not every kind reads.
-        source: the distribution that provides it, with its version; filled in by the registry.
+            A mark or word selects the kind of a draft that is a whole model, if it is not the usual draft model.
+        aliases: names elsewhere, by tool: "vllm", "sglang", "trtllm", "llama-server", "speculators"; "trtllm-1.2" and
+            "trtllm-1.3" for the PyTorch backend of these versions of TensorRT-LLM; "train" for `sametoken train
+            --mode`; "embedded" for drafts that are part of the package.
+        taps: true if the head reads blocks of the target that may be chosen, rather than the last hidden state.
+        unasked: default draft length if neither a method, a length nor a draft is given, for kinds whose guesses
+            cost next to nothing; 0 for kinds that must be named.
+        mixed: true if "auto" includes the kind; False for a kind whose guesses another kind makes too.
+        settings: fields of `SpeculativeConfig` that this kind reads and not every kind reads.
+        source: distribution that provides the kind, with its version; filled in by the registry.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Kind:
     source: str = OURS
 
     def load(self, reference: str) -> Any:
-        """The object that `drafts` or `objective` names.
+        """Import the object that `drafts` or `objective` names.
 
         Raises:
             ConfigError: it cannot be imported, which only happens to kinds of other distributions.
@@ -110,7 +110,7 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def _installed(points: Iterable[EntryPoint], own: Iterable[Kind]) -> Iterator[Kind]:
-    """The kinds of other distributions; one that is broken is reported and left out."""
+    """Yield the kinds of other distributions; report and leave out broken ones."""
     taken = {kind.name: kind.source for kind in own}
     for point in sorted(points, key=lambda each: each.name):
         source = "an unknown distribution" if point.dist is None else f"{point.dist.name} {point.dist.version}"
@@ -127,7 +127,7 @@ def _installed(points: Iterable[EntryPoint], own: Iterable[Kind]) -> Iterator[Ki
 
 
 def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
-    """Error in a record of another distribution, None for none."""
+    """Error message about a record of another distribution, None if it is correct."""
     if not isinstance(found, Kind):
         return f"it is {found!r}, expected a sametoken.kinds.Kind"
     if not isinstance(found.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", found.name):
@@ -152,10 +152,10 @@ def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
 
 
 def named(name: str) -> Kind:
-    """The kind of this name.
+    """Kind of this name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such kind.
     """
     known = {kind.name: kind for kind in kinds()}
     if name not in known:
@@ -164,17 +164,17 @@ def named(name: str) -> Kind:
 
 
 def choices() -> tuple[str, ...]:
-    """The names that any request may choose."""
+    """Names that any request may choose."""
     return tuple(kind.name for kind in kinds() if not kind.comes_with)
 
 
 def coming_with(part: str) -> str:
-    """The name of the kind that a part of a request chooses."""
+    """Name of the kind that a part of a request selects."""
     return next(kind.name for kind in kinds() if kind.comes_with == part)
 
 
 def aliases(tool: str) -> dict[str, tuple[str, ...]]:
-    """A tool's names of kinds, each with our names for it, in our order; one name may stand for several kinds."""
+    """Names of kinds in another tool, each with our names for it, in our order; a name may cover several kinds."""
     found: dict[str, tuple[str, ...]] = {}
     for kind in kinds():
         for alias in kind.aliases.get(tool, ()):
@@ -183,13 +183,13 @@ def aliases(tool: str) -> dict[str, tuple[str, ...]]:
 
 
 def titles() -> str:
-    """The kinds of heads in a sentence: "EAGLE-1, EAGLE-3 or Medusa"."""
+    """Enumeration of the kinds of heads: "EAGLE-1, EAGLE-3 or Medusa"."""
     *first, last = [kind.title for kind in kinds() if kind.weights == "head"]
     return f"{', '.join(first)} or {last}"
 
 
 def states_head(config: Mapping[str, Any]) -> bool:
-    """True if a config.json states that it belongs to a head; a head's file may also lack such a statement."""
+    """True if a config.json declares a head; the config.json of a head may also lack such a declaration."""
     heads = (kind for kind in kinds() if kind.weights == "head")
     return _marked(config, HEAD_MARKS, HEAD_WORDS) or any(kind.marked(config) for kind in heads)
 

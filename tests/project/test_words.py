@@ -15,9 +15,8 @@ import sametoken
 PACKAGE = Path(sametoken.__file__).parent
 # Rooms that were not yet rewritten. A room leaves the list when all its docstrings and comments pass.
 OPEN = {
-    "bench", "check", "checkpoint", "commands", "control", "data", "deploy", "dialects",
-    "engine", "heads", "learning", "model", "options", "parallel", "quantise", "replicas", 
-    "server", "train",
+    "bench", "check", "checkpoint", "commands", "control", "data", "deploy", "dialects", "engine", "heads",
+    "learning", "model", "options", "parallel", "quantise", "replicas", "server", "train",
 }  # fmt: skip
 # Words to avoid, and what to write instead.
 BANNED = {

@@ -1,4 +1,4 @@
-"""The target, draft and head that come with the package: where they are, nothing more.
+"""Paths of the target, draft and head that are part of the package.
 
 They are ordinary Hugging Face checkpoints, so any other program can load the same directories.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-NAME = "embedded"  # what a user calls the pair where a model is asked for
+NAME = "embedded"  # name of the pair for options that take a model
 TARGET = Path(__file__).parent / "target"
 DRAFT = Path(__file__).parent / "draft"
-HEAD_NAME = "embedded-eagle3"  # what a user calls the head where a draft is asked for
+HEAD_NAME = "embedded-eagle3"  # name of the head for options that take a draft
 HEAD = Path(__file__).parent / "head"
 
 
