@@ -36,12 +36,12 @@ def test_eagle_1_called_eagle_3_and_the_reverse(tmp_path: Path) -> None:
     first, third = random_head(eagle_1()), random_head(eagle_3(draft_vocab_size=VOCAB))
     for config in (SAFEAILAB, SPECFORGE, {**BASE, "sametoken": {"version": 3}}):
         message = refused(write_files(tmp_path, config, tensors_of(first)), DraftMismatchError)
-        assert "says EAGLE-3" in message
+        assert "declares EAGLE-3" in message
         assert "no hidden_norm" in message
     for names in (["EagleLlamaForCausalLM"], ["LlamaForCausalLMEagle"]):
         place = write_files(tmp_path, {**BASE, "architectures": names}, tensors_of(third))
         message = refused(place, DraftMismatchError)
-        assert "says EAGLE-1" in message
+        assert "declares EAGLE-1" in message
         assert "serve the head as EAGLE-3" in message
 
 

@@ -40,7 +40,7 @@ def test_layers_that_were_copied_from_the_target(tmp_path: Path) -> None:
     config = {**SAFEAILAB, "num_hidden_layers": 40, "rope_theta": 10000.0}
     loaded = read(write_files(tmp_path, config, midlayer(tensors_of(head))))
     check_same(loaded, head)
-    assert loaded.notes == ("config.json says 40 layers, the weights have one: one it is",)
+    assert loaded.notes == ("config.json has 40 layers, the weights have one, which is used",)
 
 
 @pytest.mark.parametrize("config", [SPECFORGE, MODELOPT])

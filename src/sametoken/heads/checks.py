@@ -1,4 +1,4 @@
-"""The check that configurations of heads make of their own values."""
+"""Check of values, for configurations of heads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from sametoken.errors import ConfigError
 
 
 def check(holds: bool, name: str, got: Any, expected: str) -> None:
-    """Raise `ConfigError` with the name, what was got and what was expected unless `holds`."""
+    """Raise `ConfigError` with the name, the actual and the expected value unless `holds`."""
     if not holds:
         raise ConfigError(f"{name} of the head is {got!r}, expected {expected}")

@@ -1,6 +1,6 @@
-"""A head's directory before its data are read: its config.json and what its weight files say of themselves.
+"""Directory of a head before its weights are read: config.json and the headers of the weight files.
 
-Beside the usual names, Medusa heads live in files of their own (FasterDecoding).
+Medusa heads may have weight files with other names than usual (FasterDecoding).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HEAD_FILES = (*WEIGHT_FILES, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
 
 
 class Seen(NamedTuple):
-    """Shape and dtype of a tensor from a file's header; for a quantised weight, those of the dequantised one."""
+    """Shape and dtype of a tensor from the header of a file; for a quantised weight, of the dequantised one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -31,12 +31,12 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Files:
-    """Facts of a head from its files' headers.
+    """Content of config.json and of the weight files' headers.
 
     Attributes:
-        where: its directory.
-        config: config.json.
-        seen: its tensors under their own names; a quantised weight is one, named as a plain one is.
+        where: directory of the head.
+        config: content of config.json.
+        seen: tensors by stored name; a quantised weight is one tensor, named like a plain one.
     """
 
     where: Path

@@ -1,7 +1,7 @@
-"""Interface of a kind of drafter with weights: recognise, read, write and explain its files, and build its drafter.
+"""Interface of a kind of drafter with weights: recognise, read, write and explain files, and build the drafter.
 
-A subclass is what `Kind.drafts` names. Whoever reads, serves, exports or explains a head asks these methods and never
-which kind it is.
+`Kind.drafts` refers to a subclass. Code that reads, serves, exports or explains heads calls these methods and never
+compares the kind.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ CacheFor = Callable[[ModelConfig, torch.dtype], KVCache]
 
 
 class HeadConfig(Protocol):
-    """Architecture facts of a head.
+    """Protocol of the configuration of a head.
 
     Attributes:
-        kind: name of its kind.
-        dtype: torch name of the dtype that its weights were saved in.
+        kind: name of the kind.
+        dtype: torch name of the dtype of the saved weights.
     """
 
     @property
@@ -47,31 +47,31 @@ class HeadConfig(Protocol):
 
 
 class Head(nn.Module, ABC):
-    """A module that guesses from its target's hidden states, the same in training and in serving.
+    """Base class of modules that draft from the target's hidden states, in training and in serving.
 
     Attributes:
-        config: its architecture.
-        dtype: of weights and activations.
+        config: configuration of the head.
+        dtype: dtype of weights and activations.
     """
 
-    config: Any  # the configuration class of its kind, a `HeadConfig`
+    config: Any  # configuration class of the kind, a `HeadConfig`
     dtype: torch.dtype
 
     @property
     @abstractmethod
     def draft_ids(self) -> Tensor:
-        """[Vd] int64, the target's id of every token that it can guess."""
+        """Target's id, [Vd] int64, of every token that the head can guess."""
 
 
 class Reading(NamedTuple):
-    """Target layers that a head's files may mean (outputs of blocks, 0-based), and who would read them so."""
+    """Interpretation of the layer ids of a head: target layers (0-based outputs of blocks), and its name."""
 
     taps: tuple[int, ...]
     name: str
 
 
-# The engines that heads are written for, by their layout; `hf` is our own, which all of them read where they can. What
-# each accepts was read in vLLM 0.33, SGLang 0.5.23, TensorRT-LLM's PyTorch models (2026) and speculators 0.9.
+# Engines that heads are exported for, by layout; `hf` is our own, which the others read as far as they support it.
+# Sources: code of vLLM 0.33, SGLang 0.5.23, TensorRT-LLM's PyTorch models (2026) and speculators 0.9.
 ENGINES = {
     "hf": "sametoken",
     "vllm": "vLLM",
@@ -79,8 +79,8 @@ ENGINES = {
     "trtllm": "TensorRT-LLM",
     "speculators": "speculators",
 }
-NO_SUCH_DRAFTS = "it has no such drafts"  # why an engine runs no head of a kind
-LAST_STATE = (Reading((), "the only one"),)  # of heads that read the last hidden state and have no layers to choose
+NO_SUCH_DRAFTS = "it has no such drafts"  # reason for kinds that an engine lacks
+LAST_STATE = (Reading((), "the only one"),)  # for heads that read the last hidden state
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Described:
     """Description of a head from its files.
 
     Attributes:
-        config: what the head computes.
-        producer: who seems to have made it.
-        notes: what was assumed, one sentence each.
-        facts: name and value in words, in the order to show them.
-        readings: of the ids of layers, the chosen one first.
+        config: configuration of the head.
+        producer: tool that has probably written the files.
+        notes: assumptions made, one sentence each.
+        facts: names and values as text, in the order of display.
+        readings: possible interpretations of layer ids, the chosen one first.
     """
 
     config: HeadConfig
@@ -103,11 +103,11 @@ class Described:
 
 
 class Written(NamedTuple):
-    """Files to write into a directory.
+    """Files of a head to write.
 
     Attributes:
-        config: config.json.
-        tensors: by the names in the file; weights that are rounded as their codes.
+        config: content of config.json.
+        tensors: tensors by their names in the file, quantised weights as `Coded`.
         file: name of the weight file.
     """
 
@@ -117,35 +117,35 @@ class Written(NamedTuple):
 
 
 class Weighted(ABC):
-    """Serving of a model or a head."""
+    """Interface for serving a kind of drafts with weights."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
 
     def cached_layers(self, module: Any) -> ModelConfig | None:
-        """The blocks whose keys and values it keeps beside the target's, None for none."""
+        """Configuration of the blocks with KV in the target's pages, None if there are none."""
         return None
 
     def most_nodes(self, config: SpeculativeConfig, module: Any) -> int:
-        """Cache slots past the pending token that a draft may take."""
+        """Most cache slots past the pending token that a draft may take."""
         return config.most_nodes
 
     @abstractmethod
     def build(self, config: SpeculativeConfig, module: Any, target: Decoder, cache_for: CacheFor) -> Drafter:
-        """The drafter that guesses with a module.
+        """Build the drafter of a module.
 
         Args:
-            target: the model that is guessed for.
-            cache_for: makes a cache of such blocks in the engine's pages.
+            target: model to draft for.
+            cache_for: function that makes a KV cache of such blocks in the engine's pages.
         """
 
 
 class HeadKind(Weighted):
-    """A kind of head: its files in every engine's layout, its module and its drafter."""
+    """Interface of a kind of head: files in the layout of every engine, module and drafter."""
 
     @abstractmethod
     def recognises(self, files: Files) -> bool:
-        """True if a directory holds a head of this kind, by the names of its tensors and its config.json."""
+        """True if a directory contains a head of this kind, by the names of its tensors and its config.json."""
 
     @abstractmethod
     def describe(self, files: Files, target: ModelConfig) -> Described:
@@ -153,25 +153,25 @@ class HeadKind(Weighted):
 
         Raises:
             CheckpointError: config.json lacks a fact or contradicts the tensors.
-            UnsupportedModelError: some part of it is not implemented.
-            DraftMismatchError: it was made for another target, or is another kind of head than it says.
+            UnsupportedModelError: a part of the head is not implemented.
+            DraftMismatchError: the head was made for another target, or is of another kind than it declares.
         """
 
     @abstractmethod
     def empty(self, config: Any, dtype: torch.dtype, format: WeightFormat | None = None) -> Head:
-        """A head of this architecture, its weights not set.
+        """Create a head of this configuration without setting its weights.
 
         Args:
-            format: what the linears are quantised to when they are packed, None for nothing.
+            format: format to which linears are quantised when packed, None for no quantisation.
         """
 
     @abstractmethod
     def fill(
         self, head: Any, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool
     ) -> None:
-        """Put stored tensors into an empty head on the meta device, and pack its linears if asked to.
+        """Load stored tensors into an empty head on the meta device, and pack its linears if `pack`.
 
-        Weights that another tool quantised are one item each, `checkpoint.fill.load_parameters` takes them.
+        Weights that another tool quantised are one item each; `checkpoint.fill.load_parameters` loads them.
 
         Raises:
             CheckpointError: tensors are missing, unexpected or damaged.
@@ -179,13 +179,14 @@ class HeadKind(Weighted):
 
     @abstractmethod
     def lay_out(self, head: Any, target: ModelConfig, layout: str, target_name: str) -> Written:
-        """A head as an engine reads it, a key of `ENGINES`; nothing is refused here."""
+        """Files of a head for the engine with key `layout` in `ENGINES`; does not check `refusals`."""
 
     def refusals(self, config: Any, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None) -> list[str]:
-        """Reasons why an engine cannot run a head as it was trained; none means that it can.
+        """Reasons why an engine cannot run a head as it was trained; empty if it can.
 
         Args:
-            tensors: of the head in our own layout, where values decide; without them such a part counts as in use.
+            tensors: tensors of the head in our own layout, for parts whose use depends on values; None if unknown, and
+                then such parts count as used.
         """
         return [] if layout == "hf" else [NO_SUCH_DRAFTS]
 
@@ -194,18 +195,18 @@ class HeadKind(Weighted):
         return ()
 
     def title(self, config: Any) -> str:
-        """The head's kind as people name it, its variant included."""
+        """Common name of the head's kind, variant included."""
         return self.kind.title
 
     def warnings(self, head: Any, target: ModelConfig) -> Iterable[str]:
-        """Warnings about facts that are certain from a head's files and may cost acceptance."""
+        """Warnings about properties of a head's files that may cost acceptance."""
         return ()
 
     def with_taps(self, head: Any, taps: tuple[int, ...], target: ModelConfig) -> Head:
-        """Make the head read other layers of the target, with unchanged weights; changes the head in place.
+        """Change, in place, the layers of the target that the head reads; weights are unchanged.
 
         Raises:
-            ConfigError: it has no taps to choose, another number of them, or the target has no such layer.
+            ConfigError: the head has no taps to choose, another number of taps, or the target has no such layer.
         """
         choose = [kind.title for kind in kinds.kinds() if kind.taps]
         raise ConfigError(

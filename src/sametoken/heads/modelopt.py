@@ -1,6 +1,6 @@
-"""A head's settings from ModelOpt's configuration names: every name is honoured, or refused with the reason.
+"""Settings of heads from ModelOpt's configuration: every name is either used, or refused with a reason.
 
-Options of `sametoken train` of the same kind are taken under their own names too.
+The options of `sametoken train` for the kind are accepted too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ FROZEN = (True, "drafts never change the target")
 
 
 class ModelOptSettings(NamedTuple):
-    """Settings of a mode and its configuration.
+    """Settings of a mode, from ModelOpt's configuration.
 
     Attributes:
-        head, loss: options of the kind, as `sametoken train` has them.
-        architecture: names of config.json that the head's architecture differs by.
-        vocabulary: directory of `sametoken prepare`, or file d2t.pt, of a reduced vocabulary.
-        report: whether accuracies are among the outputs.
+        head, loss: options of the kind in `sametoken train`.
+        architecture: keys of config.json in which the head differs from the default.
+        vocabulary: directory of `sametoken prepare`, or file d2t.pt, with a reduced vocabulary.
+        report: true if the outputs include accuracies.
     """
 
     head: HeadOptions
@@ -37,10 +37,10 @@ class ModelOptSettings(NamedTuple):
 
 
 class ModelOptNames:
-    """The names that ModelOpt and `sametoken train` have for a kind of head.
+    """ModelOpt's and `sametoken train`'s names of options for a kind of head.
 
     Attributes:
-        only: names with one possible value here, and why.
+        only: names with one supported value, and the reason.
     """
 
     def __init__(self, only: Mapping[str, tuple[Any, str]] | None = None) -> None:
@@ -50,7 +50,7 @@ class ModelOptNames:
         """Translate the configuration of a mode.
 
         Raises:
-            ConfigError: a name is unknown (the nearest known one is given), or asks for what is not done here.
+            ConfigError: a name is unknown (the message has the nearest known one), or its value is not supported.
         """
         given = {name: value for name, value in config.items() if value is not None}
         shared = ("loss", "loss_decay", "loss_mix", "loss_mean")
@@ -63,7 +63,7 @@ class ModelOptNames:
         )  # fmt: skip
 
     def refuse(self, mode: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-        """Refuse unknown names, and other values than the one that is possible."""
+        """Raise for unknown names, and for values that are not supported."""
         for name, value in given.items():
             if name not in known:
                 raise ConfigError(f"mode {mode!r}: {unknown_name('key', name, known)}")
@@ -73,15 +73,15 @@ class ModelOptNames:
                     raise ConfigError(f"{name} is {value!r}, expected {expected!r}: {why}")
 
     def std(self, chosen: ModelOptSettings, usual: float) -> float:
-        """Standard deviation of the first random weights."""
+        """Standard deviation of initial random weights."""
         return float(chosen.architecture.get("initializer_range", usual))
 
     def configure(self, objective: Any, chosen: ModelOptSettings, target: ModelConfig, draft_ids: Tensor | None) -> Any:
-        """The architecture of the head.
+        """Configuration of the head.
 
         Args:
-            objective: the `HeadObjective` of the kind.
-            draft_ids: int64 [Vd] of a reduced vocabulary.
+            objective: `HeadObjective` of the kind.
+            draft_ids: int64 [Vd] ids of a reduced vocabulary.
 
         Raises:
             ConfigError: the architecture contradicts the target or itself.

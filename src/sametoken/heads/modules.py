@@ -1,4 +1,4 @@
-"""Operations on the modules of heads of every kind: packing for serving, rounding for files, and their tensors."""
+"""Operations on the modules of all kinds of heads: packing for serving, quantisation for files, parameters."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sametoken.model.linear import Embedding, Linear
 
 
 def pack(module: nn.Module) -> None:
-    """Pack every linear of a head that will only be served."""
+    """Pack every linear of a head for serving."""
     for part in module.modules():
         if isinstance(part, Linear | Embedding):
-            part.deterministic = False  # a guess may differ beside other rows; it changes no token
+            part.deterministic = False  # a guess may depend on the batch, since it changes no token
             part.pack()
 
 
 def linears(module: nn.Module) -> dict[str, Linear]:
-    """The linear layers of a head by name, its output layers included."""
+    """Linear layers of a head by name, output layers included."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Linear)}
 
 
 def check_groups(module: nn.Module, rounding: Rounding) -> None:
-    """Raise `UnsupportedModelError` where the inputs of a linear layer are no whole groups."""
+    """Raise `UnsupportedModelError` if the inputs of a linear layer are not a multiple of the group size."""
     size = rounding.group or 8
     for name, linear in linears(module).items():
         if linear.in_features % size:
@@ -38,10 +38,10 @@ def check_groups(module: nn.Module, rounding: Rounding) -> None:
 
 
 def round_linears(module: nn.Module, rounding: Rounding) -> None:
-    """Round the weight of every linear layer of a plain head, which from now on holds its codes.
+    """Quantise the weight of every linear layer of a plain head in place.
 
     Raises:
-        UnsupportedModelError: the inputs of a layer are no whole groups.
+        UnsupportedModelError: the inputs of a layer are not a multiple of the group size.
     """
     check_groups(module, rounding)
     for linear in linears(module).values():
@@ -50,7 +50,7 @@ def round_linears(module: nn.Module, rounding: Rounding) -> None:
 
 
 def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor | Coded]]:
-    """The parameters of a head by name, those that are rounded as their codes."""
+    """Yield the parameters of a head by name, quantised ones as `Coded`."""
     for name, linear in linears(module).items():
         if linear.coded is not None:
             yield f"{name}.weight", linear.coded
@@ -59,7 +59,7 @@ def parameters_of(module: nn.Module) -> Iterator[tuple[str, Tensor | Coded]]:
 
 
 def rows_of(weight: Tensor | Coded, rows: range | None) -> Tensor | Coded:
-    """Some of a parameter's rows; None is all of them."""
+    """Rows of a parameter, None for all."""
     if rows is None:
         return weight
     return weight.outputs(torch.tensor(rows)) if isinstance(weight, Coded) else weight[rows.start : rows.stop]

@@ -1,4 +1,4 @@
-"""A head in training beside its frozen target: what all kinds of heads share. Each kind says what its guesses are."""
+"""Common training objective of all kinds of heads on a frozen target; subclasses define the guesses."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from sametoken.options.training import RoundedLoss
 
 
 class HeadObjective(Objective):
-    """A head in training.
+    """Training objective of a head.
 
     Args:
-        head: in float32, its linears not packed; it has its configuration as `config`.
-        loss: settings of the loss, of its kind.
-        target_name: for whoever reads the head's files.
+        head: head in float32 with unpacked linears, and its configuration as `config`.
+        loss: settings of the loss of its kind.
+        target_name: name of the target for readers of the head's files.
 
     Attributes:
-        modelopt: ModelOpt's names for its options.
+        modelopt: ModelOpt's names of its options.
     """
 
     modelopt = ModelOptNames()
@@ -64,11 +64,11 @@ class HeadObjective(Objective):
     def configure(
         cls, settings: Any, target: ModelConfig, vocabulary: int, architecture: Mapping[str, Any] | None = None
     ) -> Any:
-        """The configuration that the settings describe.
+        """Configuration of a head from settings.
 
         Args:
-            vocabulary: tokens that the head can guess.
-            architecture: what a file of the settings would say in the names of config.json, which then is not read.
+            vocabulary: number of tokens that the head can guess.
+            architecture: keys of config.json in place of the file that the settings name, which then is not read.
 
         Raises:
             ConfigError: a key is unknown or contradicts the target.
@@ -78,10 +78,10 @@ class HeadObjective(Objective):
     def create(
         cls, config: Any, target_head: Tensor, draft_ids: Tensor | None, generator: torch.Generator, std: float = STD
     ) -> Head:
-        """A new head of this configuration on the device of `target_head` [V, Ht], in float32.
+        """Create a head of this configuration on the device of `target_head` [V, Ht], in float32.
 
-        Matrices are random with the standard deviation `std`, norms ones and biases zeros, unless `first_weights` says
-        otherwise.
+        Matrices are random with standard deviation `std`, norms ones and biases zeros, except for changes by
+        `first_weights`.
         """
         with torch.device(target_head.device):
             head = head_kind(config).empty(config, torch.float32)
@@ -91,7 +91,7 @@ class HeadObjective(Objective):
 
     @classmethod
     def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
-        """Set the weights that training begins with, in place."""
+        """Initialise the weights in place."""
         for name, parameter in head.named_parameters():
             if parameter.dim() == 1:
                 parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -100,12 +100,12 @@ class HeadObjective(Objective):
 
     @classmethod
     def restrict(cls, head: Any, draft_ids: Tensor | None) -> None:
-        """Restrict a new head to a draft vocabulary [Vd], for kinds that may have one; None is all tokens."""
+        """Restrict a new head to a draft vocabulary [Vd], for kinds that support one; None for all tokens."""
         assert draft_ids is None
 
     @classmethod
     def compare(cls, head: Any, start: Start) -> None:
-        """Refuse settings that contradict the head that training starts from, whose architecture is kept."""
+        """Raise for settings that contradict the existing head from which training starts."""
 
     @classmethod
     def new(cls, start: Start) -> Self:
@@ -137,13 +137,13 @@ class HeadObjective(Objective):
     def minimised(
         self, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
     ) -> tuple[Tensor, AcceptanceMetrics]:
-        """The loss of the head's guesses, as `forward`; matrices are multiplied in `dtype` already."""
+        """Loss and metrics of the guesses for `forward`, which has set the dtype of matrix products."""
 
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
         whole = head_kind(self.head.config).empty(self.head.config, torch.float32)
         whole.load_state_dict({name.removeprefix("head."): value for name, value in weights.items()})
         if self.stored is not None:
-            round_linears(whole, self.stored.rounding)  # the float32 weights, as in training
+            round_linears(whole, self.stored.rounding)  # float32 weights of training
         write_head(
             whole, place, self.outer.config, target_name=self._target_name, dtype=dtype or self.stored_dtype,
             stored=self.stored,
@@ -151,7 +151,7 @@ class HeadObjective(Objective):
 
 
 def refuse_other(start: Start, option: str, own: Any, asked: Any) -> None:
-    """Refuse an option that differs from what the head to start from has."""
+    """Raise if an option differs from the head from which training starts."""
     if asked != own:
         raise ConfigError(
             f"--init-from {start.head.init_from} has {option} {own}, got {asked}; its architecture is kept"
@@ -159,21 +159,21 @@ def refuse_other(start: Start, option: str, own: Any, asked: Any) -> None:
 
 
 class FixedTrees(Protocol):
-    """The objective of a kind whose heads have trees of fixed shape."""
+    """Objective of a kind whose heads have static trees."""
 
     @classmethod
     def best_tree(
         cls, head: Any, outer: OuterLayers, texts: Iterable[tuple[Tensor, Tensor, int]], nodes: int
     ) -> tuple[tuple[int, ...], ...]:
-        """The paths of the nodes that are right most often, parents before children.
+        """Paths of the nodes that are correct most often, parents before children.
 
         Args:
-            texts: of each text its tokens [S], the target's last normed states [S, H], and where its answer begins.
-            nodes: how many at most.
+            texts: for each text, tokens [S], the target's last normed states [S, H], and the start of the answer.
+            nodes: most nodes.
         """
         ...
 
     @classmethod
     def with_tree(cls, head: Any, paths: tuple[tuple[int, ...], ...]) -> Head:
-        """The head with a tree of these paths; the head itself is changed."""
+        """Set the tree of a head in place, and return the head."""
         ...

@@ -1,4 +1,4 @@
-"""Heads on disk: whether a directory holds one, what it computes, and the module it becomes."""
+"""Reading of heads from directories: recognition, configuration and weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sametoken.model.formats.base import WeightFormat
 
 
 class LoadedHead(NamedTuple):
-    """A head and what had to be assumed about it, in words."""
+    """Head, with the assumptions made about it as text."""
 
     config: Any  # a `HeadConfig`
     module: Head
@@ -33,12 +33,12 @@ class LoadedHead(NamedTuple):
 
 
 def is_head(directory: Path) -> bool:
-    """True if a directory holds a head rather than a whole model, by its config.json or else by the tensors' names."""
+    """True if a directory contains a head rather than a whole model, by its config.json or its tensor names."""
     try:
         files = Files.of(directory, weights=False)
         return kinds.states_head(files.config) or recognise(Files.of(directory)) is not None
     except CheckpointError:
-        return False  # whoever loads it says what is wrong
+        return False  # the error is reported on loading
 
 
 def describe(files: Files, target: ModelConfig) -> Described:
@@ -47,7 +47,7 @@ def describe(files: Files, target: ModelConfig) -> Described:
     Raises:
         CheckpointError: config.json lacks a fact or contradicts the tensors.
         UnsupportedModelError: the head is of a kind that is not implemented.
-        DraftMismatchError: it was made for another target, or is another kind of head than it says.
+        DraftMismatchError: the head was made for another target, or is of another kind than it declares.
     """
     named, known = files.config.get("speculators_model_type"), kinds.aliases("speculators")
     if named is not None and named not in known:
@@ -64,7 +64,7 @@ def describe(files: Files, target: ModelConfig) -> Described:
 
 
 def _unknown(files: Files) -> CheckpointError:
-    """Reason why a directory is taken for no head."""
+    """Error about a directory that is not recognised as a head."""
     names = architectures(files.config)
     if any(name.endswith("embed_tokens.weight") for name in files.seen) and any(name in FAMILIES for name in names):
         return CheckpointError(
@@ -87,21 +87,21 @@ def read_head(
     format: WeightFormat | None = None,
     arrived: Callable[[], None] = lambda: None,
 ) -> LoadedHead:
-    """The head of a directory with its weights in place, whoever wrote it.
+    """Load the head of a directory, from any producer.
 
     Args:
-        target: facts of the model it drafts for; its `max_position` bounds the rotary tables.
-        dtype: of all parameters, whatever the files hold.
-        device: where they live; with "meta" no weight is read, see `checkpoint.load.load_decoder`.
-        pack: pack the linears, for serving; a head that will be trained or written again stays plain, and the weights
-            of a quantised one become so.
-        format: what the linears are quantised to when they are packed, None for nothing.
-        arrived: called after each of the tensors that `Files.seen` lists, for progress.
+        target: configuration of the target; its `max_position` bounds the RoPE tables.
+        dtype: dtype of all parameters, independent of the files.
+        device: device of the parameters; with "meta" no weight is read, see `checkpoint.load.load_decoder`.
+        pack: pack the linears, for serving. Otherwise, for training or writing, linears stay plain, and quantised
+            weights are dequantised.
+        format: format to which linears are quantised when packed, None for no quantisation.
+        arrived: called after each tensor of `Files.seen`, for progress.
 
     Raises:
         CheckpointError: a file is missing, damaged, or contradicts another.
         UnsupportedModelError: the kind of head or of weights is not implemented.
-        DraftMismatchError: it was made for another target, or is another kind of head than it says.
+        DraftMismatchError: the head was made for another target, or is of another kind than it declares.
     """
     files = Files.of(directory)
     described = describe(files, target)
@@ -124,6 +124,6 @@ def _counted(stored: Iterable[Stored | Item], arrived: Callable[[], None]) -> It
 
 
 def stored_dtype(directory: Path) -> torch.dtype:
-    """The widest floating dtype among a head's weights, which keeps all of their bits."""
+    """Widest floating-point dtype among a head's weights, which represents all of them exactly."""
     found = {item.dtype for item in Files.of(directory).seen.values()} & {torch.bfloat16, torch.float16, torch.float32}
     return found.pop() if len(found) == 1 else torch.float32

@@ -1,6 +1,6 @@
-"""Kinds of drafters by what they belong to: a name, a head's configuration, a directory.
+"""Lookup of kinds of drafters by name, by a head's configuration or by directory.
 
-A kind of another distribution that is broken is left out with one warning, unless it is named: then that is an error.
+A broken kind of another distribution is left out with a warning; naming it is an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sametoken.kinds import OURS, Kind, kinds, named
 from sametoken.options.speculation import SpeculativeConfig
 
 LOG = logging.getLogger("sametoken")
-# What a drafter must have; `drafters.base.Drafter` has all but the last two, so that its subclasses need only those.
+# Required attributes of a drafter; `drafters.base.Drafter` implements all but the last two.
 PROTOCOL = ("taps", "namespace", "runs_model", "admit", "observe", "release", "slots", "nodes", "propose")
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def weighted(name: str) -> Weighted:
     """Serving of the drafters of a kind with weights.
 
     Raises:
-        ConfigError: there is no such kind, or its distribution is broken.
+        ConfigError: there is no such kind, or the distribution of the kind is broken.
     """
     kind = named(name)
     base = HeadKind if kind.weights == "head" else Weighted
@@ -37,23 +37,23 @@ def weighted(name: str) -> Weighted:
 
 
 def head_kind(config: HeadConfig) -> HeadKind:
-    """The kind of a head with this configuration."""
+    """Kind of the heads with this class of configuration."""
     found = weighted(config.kind)
     assert isinstance(found, HeadKind), f"{config.kind} is no kind of heads"
     return found
 
 
 def head_kinds() -> list[HeadKind]:
-    """Every kind of heads that can be loaded, in the order in which they are asked whether a directory is theirs."""
+    """Kinds of heads that can be loaded, in the order in which they are tried on a directory."""
     found = _working((kind for kind in kinds() if kind.weights == "head"), lambda kind: weighted(kind.name))
     return [each for each in found.values() if isinstance(each, HeadKind)]
 
 
 def recognise(files: Files) -> HeadKind | None:
-    """The kind of head that a directory holds, None if none knows it.
+    """Kind of the head in a directory, None if no kind recognises it.
 
     Raises:
-        ConfigError: its config.json names a kind whose distribution is broken.
+        ConfigError: config.json names a kind whose distribution is broken.
     """
     for kind in head_kinds():
         try:
@@ -70,7 +70,7 @@ def recognise(files: Files) -> HeadKind | None:
 
 
 def model_free_drafters(config: SpeculativeConfig) -> dict[str, Drafter]:
-    """The drafters without weights by method, those that a request brings with it included.
+    """Drafters without weights by method, including those for which a request has data.
 
     Raises:
         ConfigError: `config` names one whose distribution is broken.
@@ -80,10 +80,10 @@ def model_free_drafters(config: SpeculativeConfig) -> dict[str, Drafter]:
 
 
 def build_model_free(name: str, config: SpeculativeConfig) -> Drafter:
-    """The drafter of a kind without weights.
+    """Build the drafter of a kind without weights.
 
     Raises:
-        ConfigError: the distribution that provides it is broken.
+        ConfigError: the distribution of the kind is broken.
     """
 
     def problem(made: Any) -> str:
@@ -95,11 +95,11 @@ def build_model_free(name: str, config: SpeculativeConfig) -> Drafter:
 
 
 def draft_model(config: Mapping[str, Any], method: str | None = None) -> Kind:
-    """The kind of drafts that a whole model is: the one that is named, else the one that its config.json marks.
+    """Kind of drafts of a whole model: the named one, otherwise the one that config.json marks.
 
     Args:
-        config: config.json of the model.
-        method: what the user named; the name of another sort of drafter does not count.
+        config: content of the model's config.json.
+        method: method that the user named; methods other than draft models are ignored.
     """
     usual, *others = [kind for kind in kinds() if kind.weights == "model"]
     asked = [kind for kind in (usual, *others) if kind.name == method]
@@ -107,10 +107,10 @@ def draft_model(config: Mapping[str, Any], method: str | None = None) -> Kind:
 
 
 def _made(kind: Kind, argument: object, problem: Callable[[Any], str]) -> Any:
-    """Call the `drafts` of a kind with its argument; errors name the distribution of the kind.
+    """Call `drafts` of a kind with an argument; errors name the distribution of the kind.
 
     Args:
-        problem: what is wrong with the result, "" for nothing.
+        problem: function from the result to an error message, "" for none.
     """
     build = kind.load(kind.drafts)
     if kind.source == OURS:
@@ -129,7 +129,7 @@ def _made(kind: Kind, argument: object, problem: Callable[[Any], str]) -> Any:
 
 
 def _working(found: Iterable[Kind], make: Callable[[Kind], T], asked: str | None = None) -> dict[str, T]:
-    """Build an object for each kind, by its name; a kind that fails is left out unless the caller named it."""
+    """Build an object for each kind, by name; a kind that fails is left out unless the caller named it."""
     made = {}
     for kind in found:
         try:

@@ -1,4 +1,4 @@
-"""The draft of an engine: a head or a smaller model, loaded for drafting, with its kind."""
+"""Loaded draft of an engine: a head or a smaller model, with its kind."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LOG = logging.getLogger("sametoken")
 
 
 class LoadedDraft(NamedTuple):
-    """A loaded draft with weights of its own.
+    """Loaded draft with weights.
 
     Attributes:
-        kind: how it is served.
-        module: a `Head` or a `Decoder`, packed.
+        kind: interface for serving.
+        module: packed `Head` or `Decoder`.
     """
 
     kind: Weighted
@@ -36,30 +36,30 @@ class LoadedDraft(NamedTuple):
 
     @property
     def method(self) -> str:
-        """The method that it is made for."""
+        """Method of the draft's kind."""
         return self.kind.kind.name
 
     @property
     def what(self) -> str:
-        """Name of its kind, with the article."""
+        """Name of the kind, with the article."""
         return self.kind.kind.what
 
     @property
     def reads_target_head(self) -> bool:
-        """True if it computes logits with the target's output head instead of one of its own."""
+        """True if logits are computed with the target's output head."""
         return not isinstance(self.module, Decoder) and getattr(self.module, "head", None) is None
 
     @property
     def cached_layers(self) -> ModelConfig | None:
-        """The blocks whose keys and values it keeps beside the target's, None for none."""
+        """Configuration of the blocks with KV in the target's pages, None if there are none."""
         return self.kind.cached_layers(self.module)
 
     def most_nodes(self, config: SpeculativeConfig) -> int:
-        """Cache slots past the pending token that a draft may take."""
+        """Most cache slots past the pending token that a draft may take."""
         return self.kind.most_nodes(config, self.module)
 
     def build(self, config: SpeculativeConfig, target: Decoder, cache_for: CacheFor) -> Drafter:
-        """Its drafter; see `Weighted.build`."""
+        """Build the drafter; see `Weighted.build`."""
         return self.kind.build(config, self.module, target, cache_for)
 
 
@@ -75,19 +75,19 @@ def load_draft(
     *,
     cache: bool = False,
 ) -> LoadedDraft:
-    """The head or the draft model of a directory.
+    """Load the head or the draft model of a directory.
 
     Args:
-        target: facts of the model that it drafts for; its `max_position` bounds the rotary tables.
-        quantization: what its weights are rounded to, a name in `model.formats.names`, or "none".
-        deterministic: whether a draft model gives a token the same bits beside any other rows.
-        method: what the user named, which may say of what kind a draft model is.
-        part: what this process holds of a draft model.
+        target: configuration of the target; its `max_position` bounds the RoPE tables.
+        quantization: format of the weights, a name in `model.formats.names`, or "none".
+        deterministic: true if the bits of a draft model's results must not depend on the batch.
+        method: method that the user named, which may determine the kind of a draft model.
+        part: part of a draft model in this process.
         cache: see `load_decoder`.
 
     Raises:
-        ConfigError: the distribution of the kind that was named, or that the files name, is broken; or weights that
-            are quantised already would be rounded again.
+        ConfigError: the distribution of the kind that the user or the files name is broken, or quantised weights would
+            be quantised again.
     """
     if method in MODEL_METHODS:
         weighted(method)

@@ -1,4 +1,4 @@
-"""Layers of a target as options name them, and those that EAGLE-3 reads by default: numbers of blocks, from 0."""
+"""Layers of a target in options, and those that EAGLE-3 reads by default, as 0-based numbers of blocks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sametoken.errors import ConfigError
 
 
 def parse_layers(text: str, layers: int, words: Iterable[str] = ()) -> tuple[int, ...]:
-    """Blocks from "2,8,13".
+    """Parse a list of blocks, for example "2,8,13".
 
     Args:
-        layers: blocks of the target.
-        words: what else the option may be, for the error.
+        layers: number of blocks of the target.
+        words: other values of the option, for the error message.
 
     Raises:
-        ConfigError: it is no list of numbers, or the target has no such block.
+        ConfigError: the text is no list of numbers, or the target has no such block.
     """
     if not re.fullmatch(r"\d{1,9}( *, *\d{1,9})*", text):
         others = "".join(f"{word}, " for word in words) + ("or " if words else "")
@@ -28,7 +28,7 @@ def parse_layers(text: str, layers: int, words: Iterable[str] = ()) -> tuple[int
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
-    """The blocks that EAGLE-3 reads of a target with so many, as SafeAILab, vLLM and SGLang choose them.
+    """Blocks that EAGLE-3 reads of a target with `layers` blocks, as chosen by SafeAILab, vLLM and SGLang.
 
     Raises:
         ConfigError: the target has too few blocks for three different ones.

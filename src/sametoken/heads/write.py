@@ -1,4 +1,4 @@
-"""Writing of a head to a directory as an engine reads it: everything or nothing."""
+"""Atomic writing of a head to a directory, in the layout of an engine."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ def write_head(
     force: bool = False,
     stored: StoredFormat | None = None,
 ) -> tuple[str, ...]:
-    """Write a head for an engine, all of it or nothing.
+    """Write a head for an engine, atomically.
 
     Args:
-        head: with plain, unpacked linears, or rounded by `modules.round_linears` to `stored`.
-        directory: is made, or replaced if it is empty or holds a head and nothing else.
-        target: facts of the model it drafts for, and `target_name` its name for whoever reads the file.
+        head: head with plain, unpacked linears, or quantised by `modules.round_linears` to `stored`.
+        directory: path to create, or to replace if it is empty or contains only a head.
+        target: configuration of the target.
         layout: a key of `heads.kind.ENGINES`.
-        dtype: of the stored weights, by default the head's own.
-        force: write into a directory that holds other files, which stay.
-        stored: what the linears are rounded to, None where they are plain.
+        target_name: name of the target for readers of the files.
+        dtype: dtype of the stored weights, by default the head's own.
+        force: write into a directory with other files, which stay.
+        stored: format of quantised linears, None for plain ones.
 
-    Returns:
-        What to know when serving it.
+        Returns:
+            Advice for serving the head.
 
     Raises:
-        UnsupportedModelError: the engine does not compute some part of the head.
-        CheckpointError: the directory holds other files, or cannot be written.
+        UnsupportedModelError: the engine does not support a part of the head.
+        CheckpointError: the directory contains other files, or cannot be written.
     """
     if layout not in ENGINES:
         raise ConfigError(unknown_name("layout", layout, ENGINES))

@@ -20,7 +20,7 @@ WARM_UPS = 2  # first calls of libraries allocate and compile, which a capture d
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Everything that is fixed in a captured decoding step.
+    """Facts that are fixed in a captured decoding step.
 
     Attributes:
         method: method of the drafter.

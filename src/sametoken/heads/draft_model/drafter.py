@@ -1,6 +1,6 @@
-"""Draft-target speculation: a small model with the target's tokenizer guesses, in pages that the target's rows own.
+"""Speculation with a draft model: a small model with the target's tokenizer, whose KV is in the pages of the target.
 
-Guesses are ranked under the target's noise, so they are accepted at temperature > 0 too. Legend: B rows, N tokens of a
+Guesses are ranked under the target's noise, which raises acceptance at temperature > 0. Legend: B rows, N tokens of a
 row, R rows of a product, H hidden size.
 """
 
@@ -19,7 +19,7 @@ from sametoken.speculation.sampling import Sampling
 
 
 class DraftModelGuesser:
-    """A decoder, see `drafters.growing.Guesser`: its slots read tokens alone."""
+    """`drafters.growing.Guesser` of a decoder, whose slots read tokens alone."""
 
     lag = 0
     ids: Tensor | None = None
@@ -47,11 +47,11 @@ class DraftModelGuesser:
 
 
 class DraftModelDrafter(GrowingDrafter):
-    """Guesses with a decoder over a cache that shares the target's page table.
+    """Drafter with a decoder whose KV cache shares the target's page table.
 
     Args:
-        decoder: the draft model; its vocabulary is the target's.
-        cache: its keys and values.
+        decoder: draft model with the target's vocabulary.
+        cache: KV cache of the draft model.
         max_draft_len, branches, budget: see `GrowingDrafter`.
     """
 

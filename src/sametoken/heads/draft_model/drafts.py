@@ -1,4 +1,4 @@
-"""Serving of a draft model: a decoder of its own, with its keys and values in the target's pages."""
+"""Serving of a draft model: a separate decoder, whose KV is in the target's pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sametoken.options.speculation import SpeculativeConfig
 
 
 class DraftModel(Weighted):
-    """A smaller decoder with the target's tokenizer."""
+    """Kind of drafts that are smaller decoders with the target's tokenizer."""
 
     def cached_layers(self, module: Decoder) -> ModelConfig:
         return module.config

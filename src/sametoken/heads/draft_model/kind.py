@@ -1,4 +1,4 @@
-"""The record of draft models: smaller decoders with the target's tokenizer."""
+"""Record of draft models: smaller decoders with the target's tokenizer."""
 
 from __future__ import annotations
 

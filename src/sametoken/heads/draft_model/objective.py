@@ -1,8 +1,8 @@
-"""Training of a draft model on a target's distributions: a new small Llama, or an existing model.
+"""Training of a draft model (a new small Llama, or an existing model) on the distributions of a target.
 
-It minimises the divergence from the target on the target's text. On policy (DistillSpec, arXiv 2310.08461), the draft
-writes part of the answers itself and learns the target's distribution there. Legend: N tokens of a batch, H hidden
-size, V vocabulary.
+The loss is the divergence from the target on the target's text. In on-policy training (DistillSpec, arXiv 2310.08461),
+the draft generates a part of the answers and learns the target's distribution on them. Legend: N tokens of a batch,
+H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 
-# Keys of a draft's sizes, in the names of a Llama's config.json.
+# Keys of the sizes of a draft, named as in the config.json of a Llama.
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "hidden_act", "rms_norm_eps", "rope_theta", "rope_scaling", "tie_word_embeddings", "attention_bias", "mlp_bias",
@@ -41,12 +41,12 @@ SIZES = (
 
 
 class TrainableDraft(NamedTuple):
-    """A draft to train.
+    """Draft model to train.
 
     Attributes:
-        decoder: in float32, its linears not packed.
-        config: its config.json, but for the dtype.
-        tokenizer: directory of the target, whose tokenizer is its own.
+        decoder: model in float32, with unpacked linears.
+        config: config.json without the dtype.
+        tokenizer: directory of the target, whose tokenizer the draft uses.
     """
 
     decoder: Decoder
@@ -55,15 +55,15 @@ class TrainableDraft(NamedTuple):
 
 
 def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch.device, seed: int) -> TrainableDraft:
-    """A draft with random weights, or with those of the model that `init_from` names.
+    """Create a draft with random weights, or with those of the model that `init_from` names.
 
     Args:
-        target: facts of the target in `directory`.
+        target: configuration of the target in `directory`.
 
     Raises:
-        ConfigError: a size is unknown, or no file is where `draft_config` says.
+        ConfigError: a size is unknown, or the file `draft_config` does not exist.
         CheckpointError: the sizes contradict each other, or the model to start from cannot be read.
-        DraftMismatchError: that model has another vocabulary than the target.
+        DraftMismatchError: the model of `init_from` has another vocabulary than the target.
     """
     if settings.init_from is not None:
         return _started(settings, target, directory, device)
@@ -80,7 +80,7 @@ def new_draft(settings: Any, target: ModelConfig, directory: Path, device: torch
 
 
 def _plain(target: ModelConfig) -> dict[str, Any]:
-    """A Llama of half the target's width and an eighth of its blocks, with its vocabulary and context."""
+    """Configuration of a Llama with half the target's width, an eighth of its blocks, its vocabulary and context."""
     whole = target.plain_heads
     kv_heads = max(1, whole["num_kv_heads"] // 2)
     heads = kv_heads * max(1, whole["num_heads"] // (2 * kv_heads))
@@ -131,10 +131,10 @@ def _started(settings: Any, target: ModelConfig, directory: Path, device: torch.
 
 
 class DraftObjective(Objective):
-    """A draft model in training.
+    """Training objective of a draft model.
 
     Args:
-        draft: what is trained.
+        draft: draft to train.
     """
 
     steps = 1
@@ -162,7 +162,7 @@ class DraftObjective(Objective):
             head = decoder.embed.weight if decoder.head is None else decoder.head.weight
             scale = decoder.config.logits_scale
             head = head if scale == 1 else head * scale
-            # The loss has slot j - 1 guess about place j; a model that reads token j itself does so at place j.
+            # In the loss, slot j - 1 guesses about place j; a model that reads token j does so at place j.
             return guess_loss(states.roll(-1, 0).unsqueeze(0), [head], teacher, weights, self.rule)
 
     def _states(self, batch: Batch) -> Tensor:  # -> [N, H] after the final norm

@@ -11,14 +11,14 @@ from sametoken.options.training import HeadOptions, LossOptions
 
 
 class DraftOptions(HeadOptions):
-    """The sizes of a draft model."""
+    """Options for the sizes of a draft model."""
 
     draft_config: str | None = None
     """for draft: JSON file with the model's sizes in the names of a Llama's config.json."""
 
 
 class DraftLoss(LossOptions):
-    """Loss of a draft model."""
+    """Options for the loss of a draft model."""
 
     on_policy: Annotated[float, Field(ge=0, le=1)] = 0.0
     """for draft: share of the documents whose last answer the draft writes itself, for the target to judge."""

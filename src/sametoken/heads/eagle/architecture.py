@@ -1,6 +1,6 @@
-"""New EAGLE heads: the configuration that settings, a file in the names of config.json and the target decide.
+"""Configuration of new EAGLE heads, from settings, a file with the keys of config.json, and the target.
 
-A file's keys win over settings; keys that follow from the target may be repeated but not changed.
+Keys of the file override settings; keys that follow from the target may be repeated but not changed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from sametoken.errors import ConfigError, unknown_name
 from sametoken.model.config import ModelConfig
 from sametoken.model.rope_config import RopeConfig
 
-THETA = 10000.0  # a draft's rotation is its own; this is what the published heads were trained with
+THETA = 10000.0  # a draft has its own RoPE; published heads were trained with this base
 
-# Keys of a head's config.json, as ModelOpt, SpecForge and transformers name them, and ours.
+# Keys of a head's config.json in ModelOpt, SpecForge, transformers and our own files.
 BLOCK_KEYS = {
     "num_hidden_layers": "num_layers",
     "intermediate_size": "intermediate_size",
@@ -36,12 +36,12 @@ HEAD_KEYS = {
     "norm_output": "norm_output",
     "bias": "fc_bias",
 }
-# What a head's blocks have of the target unless said otherwise.
+# Defaults of a head's blocks that are taken from the target.
 TAKEN = (
     "vocab_size", "hidden_size", "intermediate_size", "norm_eps", "max_position", "eos_token_ids", "bos_token_id"
 )  # fmt: skip
 OTHER_KEYS = ("eagle_aux_hidden_state_layer_ids", "rope_theta", "sliding_window")
-# Follow from the target, the mode or the draft vocabulary; a file may repeat them but not change them.
+# Keys that follow from the target, the mode or the draft vocabulary; a file may repeat but not change them.
 FIXED_KEYS = ("hidden_size", "vocab_size", "draft_vocab_size", "use_aux_hidden_state", "torch_dtype", "dtype")
 
 
@@ -54,15 +54,15 @@ def fixed_by(target: ModelConfig, vocabulary: int) -> dict[str, Any]:
 
 
 def flags_of(given: Mapping[str, Any]) -> dict[str, bool]:
-    """Parts of the head that a file switches, by their names in `EagleConfig`."""
+    """Flags of the head's parts that a file sets, by their names in `EagleConfig`."""
     return {ours: given[key] for key, ours in HEAD_KEYS.items() if key in given}
 
 
 def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> ModelConfig:
-    """The draft's own blocks: those of a Llama as wide as the target, unless said otherwise."""
+    """Configuration of the draft's own blocks, by default those of a Llama as wide as the target."""
     values = {ours: given[key] for key, ours in BLOCK_KEYS.items() if key in given}
     layers = values.pop("num_layers", settings.eagle_num_layers)
-    biased = values.get("qkv_bias", False)  # a Llama's `attention_bias` is of all its projections
+    biased = values.get("qkv_bias", False)  # in a Llama, `attention_bias` applies to all projections
     window = given.get("sliding_window", settings.draft_window)
     taken = {name: getattr(target, name) for name in TAKEN} | target.plain_heads
     head_dim, positions = values.get("head_dim", taken["head_dim"]), values.get("max_position", target.max_position)
@@ -75,10 +75,10 @@ def blocks_of(settings: Any, target: ModelConfig, given: Mapping[str, Any]) -> M
 
 
 def check_keys(given: Mapping[str, Any], fixed: Mapping[str, Any], file: str | None) -> None:
-    """Refuse keys of a file that are unknown, or that differ from what is fixed.
+    """Raise for keys of a file that are unknown or differ from the fixed values.
 
     Raises:
-        ConfigError: names the key.
+        ConfigError: the message names the key.
     """
     known = (*BLOCK_KEYS, *HEAD_KEYS, *OTHER_KEYS, *FIXED_KEYS)
     for key, value in given.items():

@@ -1,4 +1,4 @@
-"""An EAGLE head as one call of the compiled kernels, beside the parts of its target that it shares."""
+"""EAGLE heads as one call of the compiled kernels, with the parts of the target that they share."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sametoken.runtime.cache import KVCache, View
 
 
 class NativeEagle(Compiled):
-    """An EAGLE head whose linears are packed for the kernels, with what it shares of its target."""
+    """EAGLE head whose linears are packed for the kernels, with the shared parts of its target."""
 
-    ahead = 1  # a slot reads the token after its position
+    ahead = 1  # a slot reads the token after the slot's position
 
     def __init__(self, head: EagleHead, parts: Parts, kernels: Library) -> None:
         config, first, self._fc = head.config, parts.blocks[0], packed(head.fc)
@@ -36,7 +36,7 @@ class NativeEagle(Compiled):
             joint = cast("FirstBlock", first)
             norms["embed_norm"] = joint.embed_norm.weight.detach()
             norms["hidden_norm"] = joint.hidden_norm.weight.detach()
-        self._norms = norms  # what the structure points to
+        self._norms = norms  # targets of the structure's pointers
         join = struct_of(
             Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
             normed_residual=config.norm_before_residual, **norms,
@@ -45,7 +45,7 @@ class NativeEagle(Compiled):
 
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
-        """The compiled form of a head beside its target, None where the kernels are missing or cannot compute it."""
+        """Compiled form of a head and its target, None if the kernels are missing or do not support it."""
         kernels, output = library(), target.output_head if head.head is None else head.head
         if kernels is None or output is None:
             return None
@@ -60,15 +60,15 @@ class NativeEagle(Compiled):
         return NativeEagle(head, parts, kernels) if features and parts.fit(head.fc) else None
 
     def fuse(self, features: Tensor) -> Tensor:
-        """`EagleHead.fuse`."""
+        """Compute `EagleHead.fuse`."""
         return self._kernels.fuse(self._model, features, self._fc.nbytes) if self._paired else features
 
     def __call__(self, tokens: Tensor, hidden: Tensor, cache: KVCache, view: View) -> Tensor:
-        """One step for the slots that `view` names.
+        """Run one step for the slots of `view`.
 
         Args:
-            tokens: [T] after the slots' positions.
-            hidden: [T, H] fused features, or what the step before recycled; finite for padding too.
+            tokens: [T] tokens after the slots' positions.
+            hidden: [T, H] fused features, or the recycled output of the previous step; finite for padding too.
 
         Returns:
             [T, H] output of the last block.

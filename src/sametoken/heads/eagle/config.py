@@ -1,6 +1,6 @@
-"""Architecture facts of EAGLE heads: 1 and 2 (one checkpoint), 3 and 3.1.
+"""Configuration of EAGLE heads: versions 1 and 2 (one checkpoint format), 3 and 3.1.
 
-Taps are outputs of the target's blocks, by number from 0; files have other conventions, see `heads.eagle3.taps`.
+Taps are outputs of the target's blocks, counted from 0; files have other conventions, see `heads.eagle3.taps`.
 Sources: SafeAILab/EAGLE, and the EAGLE 3.1 flags of vLLM and SGLang.
 """
 
@@ -14,25 +14,24 @@ from sametoken.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Architecture facts of an EAGLE head.
+    """Configuration of an EAGLE head.
 
     Attributes:
-        layers: the draft's own blocks, rotation and context; its `hidden_size` is the draft's, its `vocab_size` and
-            special tokens are the target's.
-        version: 1 (EAGLE-1 and EAGLE-2, one checkpoint) or 3 (3.1 has `fc_norm` and `norm_output`).
-        taps: blocks of the target whose outputs it reads, 0-based, in its order; () for version 1, which reads the
-            target's last hidden state after the final norm.
+        layers: blocks, RoPE, context and `hidden_size` of the draft; `vocab_size` and special tokens of the target.
+        version: 1 (EAGLE-1 and EAGLE-2, one format) or 3 (3.1 has `fc_norm` and `norm_output`).
+        taps: 0-based blocks of the target whose outputs the head reads, in its order; () for version 1, which reads
+            the target's last hidden state after the final norm.
         target_hidden_size: width of one tap.
-        draft_vocab_size: tokens that it can guess; the target's vocabulary where nothing was left out.
-        fc_bias: whether the fusion has a bias.
+        draft_vocab_size: number of tokens that the head can guess; the target's vocabulary unless reduced.
+        fc_bias: true if the fusion has a bias.
         norm_before_residual: version 3: the residual starts from the normed hidden state.
         norm_before_fc: version 3: one norm over all taps together, before the fusion.
         fc_norm: version 3: a norm for each tap, before the fusion.
         norm_output: version 3: the next step reads the hidden state after the last norm.
         input_norm: version 1: the first block norms its input.
-        last_norm: whether there is a norm before the output head.
-        own_embed: it has token vectors of its own; otherwise the target's, which must be as wide.
-        own_head: it has an output head of its own; otherwise the target's.
+        last_norm: true if there is a norm before the output head.
+        own_embed: true if the head has its own token embedding; otherwise it uses the target's, of equal width.
+        own_head: true if the head has its own output head; otherwise it uses the target's.
     """
 
     layers: ModelConfig
@@ -73,25 +72,25 @@ class EagleConfig:
 
     @property
     def kind(self) -> str:
-        """The name of its kind."""
+        """Name of the kind."""
         return "eagle3" if self.version == 3 else "eagle"
 
     @property
     def reads_last_state(self) -> bool:
-        """True if it reads the target's last hidden state, after the final norm, instead of taps."""
+        """True if the head reads the target's last hidden state, after the final norm, instead of taps."""
         return self.version == 1
 
     @property
     def recycles_normed(self) -> bool:
-        """True if the next step reads the state after the last norm, as an output head does."""
+        """True if the next step reads the state after the last norm, like the output head."""
         return self.norm_output or self.reads_last_state
 
     @property
     def dtype(self) -> str:
-        """Torch name of the dtype that its weights were saved in."""
+        """Torch name of the dtype of the saved weights."""
         return self.layers.dtype
 
     @property
     def fused_size(self) -> int:
-        """Width of what `fc` reads: all taps, or for version 1 a token vector and the last hidden state."""
+        """Input width of `fc`: all taps, or for version 1 a token embedding and the last hidden state."""
         return self.target_hidden_size * (len(self.taps) or 2)

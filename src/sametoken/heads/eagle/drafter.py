@@ -1,8 +1,8 @@
-"""EAGLE: a head of a block or two guesses from the target's hidden states, and from its own where those end.
+"""EAGLE: a head of one or two blocks drafts from the target's hidden states, then from its own outputs.
 
-Slot i reads the token after position i and the feature of position i, and guesses the token after that. Slots of
-committed tokens are fed once, with true features, when the token after them is known; what was guessed with its own
-outputs is never kept. Legend: B rows, N slots of a row, R rows of a product, H hidden size, W width of the taps.
+Slot i reads the feature of position i and the token after it, and guesses the next token. Slots of committed tokens are
+computed once, with features of the target, when the token after them is committed; slots computed from the head's own
+outputs are discarded. Legend: B rows, N slots of a row, R rows of a product, H hidden size, W width of the taps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sametoken.speculation.sampling import Sampling
 
 
 class EagleGuesser:
-    """An EAGLE head beside its target, see `drafters.growing.Guesser`."""
+    """`drafters.growing.Guesser` of an EAGLE head and its target."""
 
     lag = 1
 
@@ -50,7 +50,7 @@ class EagleGuesser:
         return self.head.fuse(features) if self._native is None else self._native.fuse(features)
 
     def _normed(self, features: Tensor) -> Tensor:  # [R, W] -> [R, W]
-        """Input of slots from the target: for EAGLE-1 the normed last state, for EAGLE-3 the taps unchanged."""
+        """Input of slots from the target's features: the normed last state (EAGLE-1) or unchanged taps (EAGLE-3)."""
         normed: Tensor = self.target.norm(features) if self.head.config.reads_last_state else features
         return normed
 
@@ -76,12 +76,12 @@ class EagleGuesser:
 
 
 class EagleDrafter(GrowingDrafter):
-    """Guesses with an EAGLE head over a cache that shares the target's page table.
+    """Drafter with an EAGLE head whose KV cache shares the target's page table.
 
     Args:
-        head: of any version; its token vectors and output layer may be the target's.
-        target: the model whose features it reads.
-        cache: the head's keys and values.
+        head: EAGLE head of any version; its token embedding and output layer may be the target's.
+        target: model whose features the head reads.
+        cache: KV cache of the head.
         max_draft_len, branches, budget: see `GrowingDrafter`.
     """
 
@@ -97,6 +97,6 @@ class EagleDrafter(GrowingDrafter):
         branches: int = 1,
         budget: int | None = None,
     ) -> None:
-        self.taps = head.config.taps or (target.config.num_layers - 1,)  # whose output `_normed` makes the last state
+        self.taps = head.config.taps or (target.config.num_layers - 1,)  # input of `_normed`
         branches = min(branches, head.config.draft_vocab_size)
         super().__init__(EagleGuesser(head, target, cache), max_draft_len, branches, budget)

@@ -1,4 +1,4 @@
-"""Common methods of EAGLE heads of all versions: recognise, fill, build. Their kinds add the differences."""
+"""Common methods of EAGLE heads of all versions: recognise, fill, build. Subclasses add the differences."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sametoken.model.formats.base import WeightFormat
 from sametoken.model.formats.coded import Coded
 from sametoken.options.speculation import SpeculativeConfig
 
-PAIRED = "layers.0.hidden_norm.weight"  # reads token and hidden state side by side in attention: EAGLE-3
+PAIRED = "layers.0.hidden_norm.weight"  # attention reads token and hidden state concatenated: EAGLE-3
 
 
 class Eagle(HeadKind):
-    """A head of one or more blocks that guesses from the target's hidden states and from its own last output."""
+    """Kind of heads of one or more blocks that draft from the target's hidden states and their own last output."""
 
-    paired: bool  # whether attention of the first block reads token and hidden state side by side
+    paired: bool  # true if attention of the first block reads token and hidden state concatenated
 
     def recognises(self, files: Files) -> bool:
         names = {plain_name(name) for name in files.seen}
@@ -52,7 +52,7 @@ class Eagle(HeadKind):
 
     @abstractmethod
     def table(self, config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
-        """The parts of a head that some engine does not compute."""
+        """Table of the parts of a head that some engine does not support."""
 
     def refusals(
         self, config: EagleConfig, layout: str, tensors: Mapping[str, Tensor | Coded] | None = None

@@ -1,4 +1,4 @@
-"""Report of `sametoken doctor` about EAGLE heads: their facts in words, and warnings about lost acceptance."""
+"""Report of `sametoken doctor` about EAGLE heads: configuration in words, and warnings about lost acceptance."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ PARTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc
 
 
 def facts_of(config: EagleConfig, target: ModelConfig, reads: str) -> dict[str, str]:
-    """Name and value of each fact.
+    """Names and values of the configuration, as text.
 
     Args:
-        reads: which hidden states of the target it reads, in words.
+        reads: hidden states of the target that the head reads, as text.
     """
     layers = config.layers
     whole = config.draft_vocab_size == target.vocab_size
@@ -34,7 +34,7 @@ def facts_of(config: EagleConfig, target: ModelConfig, reads: str) -> dict[str, 
 
 
 def warnings(head: EagleHead, target: ModelConfig) -> Iterator[str]:
-    """Warnings about facts that are certain from the files and may cost acceptance."""
+    """Yield warnings about properties of the files that may cost acceptance."""
     context = head.config.layers.rope.max_position
     if context < target.rope.max_position:
         yield (

@@ -1,4 +1,4 @@
-"""Common export of EAGLE heads of all versions: fields of their blocks in config.json, tables of refusals, advice."""
+"""Common export of EAGLE heads of all versions: fields of blocks in config.json, tables of refusals, advice."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.model.config import ModelConfig
 from sametoken.model.rope_config import RopeConfig
 
-PROPOSED = 5  # tokens a round that a written file suggests; whoever serves it may say otherwise
-Table = list[tuple[bool, tuple[str, ...], str]]  # whether the part is in use, by whom it is refused, why
+PROPOSED = 5  # draft tokens per step that a written file suggests; users may override it
+Table = list[tuple[bool, tuple[str, ...], str]]  # true if the part is in use, engines that refuse it, reason
 
 
 def reasons(table: Table, layout: str) -> list[str]:
-    """Reasons for which an engine refuses, by a table of parts."""
+    """Reasons why an engine refuses a head, from a table of parts."""
     return [reason for used, layouts, reason in table if used and layout in layouts]
 
 
@@ -31,7 +31,7 @@ def how_to_serve(config: EagleConfig, layout: str) -> tuple[str, ...]:
 
 
 def block_fields(layers: ModelConfig) -> dict[str, Any]:
-    """The draft's own blocks in Hugging Face's words: everything written, nothing null."""
+    """Configuration of the draft's blocks with Hugging Face's keys: every key written, none null."""
     fields: dict[str, Any] = {
         "model_type": "qwen3" if layers.qk_norm else "llama",
         "hidden_size": layers.hidden_size,
@@ -63,7 +63,7 @@ def block_fields(layers: ModelConfig) -> dict[str, Any]:
 
 
 def _rope_fields(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
-    """Rotation in transformers 4's and 5's spelling, so that no reader falls back on a default or on the target's."""
+    """RoPE with the keys of transformers 4 and 5, so that no reader uses a default or the target's RoPE instead."""
     scaling: dict[str, Any] = {"rope_type": rope.kind}
     if rope.kind != "default":
         scaling["factor"] = rope.factor

@@ -1,4 +1,4 @@
-"""EAGLE heads' settings from ModelOpt's configuration names.
+"""Settings of EAGLE heads from ModelOpt's configuration names.
 
 Sources: `EagleConfig` and the default architectures of NVIDIA's Model-Optimizer, 0.33 to 0.47.
 """
@@ -24,11 +24,11 @@ WANTED = (
 NESTED = "eagle_architecture_config"
 LORA = "eagle_base_lora"
 
-# Names of the loss and of what is reported, apart from those of `LossSettings`.
+# Names of the loss and of reports, other than those of `LossSettings`.
 LOSS = {"eagle_ttt_steps": "ttt_steps", "eagle_loss_decay_factor": "loss_decay"}
 SWITCHES = ("eagle_self_logit_distillation", "eagle_hidden_state_distillation", "eagle_report_acc")
 
-# The architecture, and what a value must be. These may stand at the top as well, as older scripts have them.
+# Names of the architecture, with checks of their values. Older scripts have them at the top level.
 ARCHITECTURE: dict[str, tuple[type, ...]] = {
     "num_hidden_layers": (int,), "hidden_size": (int,), "vocab_size": (int,), "draft_vocab_size": (int,),
     "intermediate_size": (int,), "num_attention_heads": (int,), "num_key_value_heads": (int,), "head_dim": (int,),
@@ -40,10 +40,10 @@ ARCHITECTURE: dict[str, tuple[type, ...]] = {
     "use_mtp_layernorm": (bool,), "parallel_draft_step": (int,), "parallel_draft_heads_num_layers": (int,),
     "norm_before_residual": (bool,), "norm_before_fc": (bool,), "fc_norm": (bool,), "norm_output": (bool,),
 }  # fmt: skip
-# Read here; the others are read by `configure` of the objective.
+# Names that this module reads; `configure` of the objective reads the others.
 OWN = ("rope_scaling", "initializer_range", "torch_dtype", "has_lm_head")
 
-# Names with one possible value here, and why.
+# Names with one supported value, and the reason.
 ONLY: dict[str, tuple[Any, str]] = {
     "eagle_offline": (False, "hidden states on disk are for `sametoken prepare` and `sametoken train`"),
     "eagle_freeze_base_model": FROZEN,
@@ -64,10 +64,10 @@ ONLY: dict[str, tuple[Any, str]] = {
 
 
 class EagleModelOptNames(ModelOptNames):
-    """The names of a kind of EAGLE head.
+    """ModelOpt's names for a kind of EAGLE head.
 
     Args:
-        taps: it reads several blocks of the target; otherwise its last state.
+        taps: true if the head reads several blocks of the target, false if it reads the last state.
     """
 
     def __init__(self, taps: bool) -> None:
@@ -111,7 +111,7 @@ class EagleModelOptNames(ModelOptNames):
             raise ConfigError(f"num_attention_heads is {heads}, expected a multiple of num_key_value_heads {kv_heads}")
 
     def _matched(self, matched: bool) -> dict[str, float]:
-        """EAGLE-1 may learn the target's hidden states beside its guesses, and does unless it is said not to."""
+        """Loss options of EAGLE-1 for learning the target's hidden states too, which is the default."""
         if not self._taps:
             return {} if matched else {"feature_weight": 0.0, "guess_weight": 1.0}
         if matched:
@@ -146,7 +146,7 @@ class EagleModelOptNames(ModelOptNames):
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with its nested architecture beside the rest; None is as if a name were not there."""
+    """Configuration with the nested architecture merged into the top level; names with the value None are dropped."""
     nested = config.get(NESTED) or {}
     if not isinstance(nested, Mapping):
         raise ConfigError(f"{NESTED} is {nested!r}, expected a mapping of names to values")
@@ -164,7 +164,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(name: str, value: Any) -> None:
-    """One value against what its name allows."""
+    """Raise if the value is not allowed for its name."""
     if name.startswith(LORA) and name != LORA:
         raise ConfigError(f"{name}: {ONLY[LORA][1]}, so there is no adapter to train; leave it out")
     if name in ONLY:
@@ -180,7 +180,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _rope(given: Mapping[str, Any], layers: ModelConfig) -> Any:
-    """The rotation that `rope_scaling` describes, as transformers reads it in a Llama's config.json."""
+    """RoPE configuration of `rope_scaling`, as transformers reads the config.json of a Llama."""
     described = {
         "architectures": ["LlamaForCausalLM"], "vocab_size": layers.vocab_size, "hidden_size": layers.hidden_size,
         "intermediate_size": layers.intermediate_size, "num_attention_heads": layers.num_heads,

@@ -1,7 +1,7 @@
-"""The EAGLE head: one module, the same in training and in serving.
+"""EAGLE heads: one module for training and serving.
 
-What differs there is only where attention finds its keys, which the caller says (`Attend`), and whether the linears
-are packed. Legend: T tokens, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
+Only the source of attention's keys, which the caller passes (`Attend`), and the packing of linears differ. Legend:
+T tokens, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sametoken.model.rotary import rope_at, rope_tables
 
 
 class FirstBlock(Block):
-    """EAGLE-3's first block: attention reads a normed token vector beside the normed hidden state, 2 H wide."""
+    """First block of EAGLE-3: attention reads the normed token embedding and hidden state, concatenated to 2 H."""
 
     def __init__(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None) -> None:
         layers = config.layers
@@ -30,7 +30,7 @@ class FirstBlock(Block):
         self.norm_before_residual = config.norm_before_residual
 
     def join(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[T, H] from token vectors and hidden states [T, H]."""
+        """Output [T, H] from token embeddings and hidden states [T, H]."""
         normed = self.hidden_norm(hidden)
         residual = normed if self.norm_before_residual else hidden
         x = residual + self.attention(torch.cat([self.embed_norm(embedded), normed], dim=-1), rope, attend)
@@ -38,14 +38,14 @@ class FirstBlock(Block):
 
 
 class EagleHead(Head):
-    """Guesses one token after the other from the target's features and from its own last output.
+    """Autoregressive head on the target's features and its own last output.
 
-    Slot i reads the token after position i and the feature of position i, and guesses the token after that; it stands
-    at position i. Architecture: SafeAILab/EAGLE `cnets1.py` (1, 2) and `cnets.py` (3).
+    Slot i, with the position i in RoPE, reads the feature of position i and the token after it, and guesses the next
+    token. Architecture: SafeAILab/EAGLE `cnets1.py` (1, 2) and `cnets.py` (3).
 
     Args:
-        dtype: of weights and activations.
-        format: what the linears are quantised to when they are packed, None for nothing.
+        dtype: dtype of weights and activations.
+        format: format to which linears are quantised when packed, None for no quantisation.
     """
 
     config: EagleConfig
@@ -77,11 +77,11 @@ class EagleHead(Head):
 
     @property
     def draft_ids(self) -> Tensor:
-        """[Vd] the target's id of every token that it can guess."""
+        """Target's id [Vd] of every token that the head can guess."""
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The first hidden states [T, H] from features [T, taps * Ht]; a last state is taken as it is."""
+        """First hidden states [T, H] from features [T, taps * Ht]; a last state is returned unchanged."""
         if self.config.reads_last_state:
             return features
         if self.input_norm is not None:
@@ -93,13 +93,13 @@ class EagleHead(Head):
         return fused
 
     def forward(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """One step for T slots.
+        """Run one step for T slots.
 
         Args:
-            embedded: [T, H] vectors of the tokens after the slots' positions.
-            hidden: [T, H] fused features, or what the step before recycled.
-            rope: of the slots' positions, from `rope`.
-            attend: stores the new keys and finds those that a slot sees.
+            embedded: [T, H] embeddings of the tokens after the slots' positions.
+            hidden: [T, H] fused features, or the recycled output of the previous step.
+            rope: cos and sin at the slots' positions, from `rotation`.
+            attend: attention, which stores the new keys and finds the visible ones.
 
         Returns:
             [T, H] output of the last block, for `logits` and `recycle`.
@@ -114,7 +114,7 @@ class EagleHead(Head):
         return x
 
     def recycle(self, output: Tensor) -> Tensor:  # [T, H] -> [T, H]
-        """Hidden input of the next step in place of a feature."""
+        """Hidden input of the next step, in place of a feature."""
         return self.normed(output) if self.recycles_normed else output
 
     @property
@@ -127,17 +127,17 @@ class EagleHead(Head):
         return output if self.norm is None else self.norm(output)
 
     def logits(self, output: Tensor) -> Tensor:  # [T, H] -> [T, Vd]
-        """Scores by the head's own output layer."""
+        """Logits of the head's own output layer."""
         assert self.head is not None, "a head without an output layer uses the target's"
         scores: Tensor = self.head(self.normed(output))
         return scores
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, 1, rotated size] at `positions` [T]."""
+        """RoPE values cos and sin [T, 1, rotated size] at `positions` [T]."""
         return rope_at(self.rope_tables(positions.device), positions)
 
     def rope_tables(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin [positions, 1, rotated size]."""
+        """RoPE tables cos and sin [positions, 1, rotated size]."""
         if self._rope is None or self._rope[0].device != device:  # not in __init__, which may run on the meta device
             cos, sin = rope_tables(self.config.layers.rope, self.config.layers.max_position, device, self.dtype)
             self._rope = cos.unsqueeze(1), sin.unsqueeze(1)

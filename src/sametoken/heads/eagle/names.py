@@ -1,4 +1,4 @@
-"""Names of the tensors of an EAGLE head: their places, in every producer's spelling, and the names in written files.
+"""Tensor names of EAGLE heads: the names of all producers, and the names in written files.
 
 Sources: SafeAILab/EAGLE, SpecForge, Model-Optimizer, speculators, SGLang.
 """
@@ -16,7 +16,7 @@ from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.modules import parameters_of, rows_of
 from sametoken.model.formats.coded import Coded
 
-# Stored module -> module of the head; a decoder's table and what only heads have.
+# Stored module -> module of the head: the table of decoders, and modules that only heads have.
 EAGLE_TABLE = {
     **{name: place for name, place in TABLE.items() if "expert" not in place[0]},
     "fc": ("fc", None),
@@ -25,7 +25,7 @@ EAGLE_TABLE = {
     "layers.N.embed_norm": ("blocks.N.embed_norm", None),
     "layers.N.hidden_norm": ("blocks.N.hidden_norm", None),
 }
-# Spellings that mean the same; the right one is used here.
+# Alternative names (left) and the ones used here (right).
 SPELLINGS = (
     (re.compile(r"^model\."), ""),
     (re.compile(r"^midlayer\.(?=\d)"), "layers."),
@@ -34,14 +34,14 @@ SPELLINGS = (
     (re.compile(r"^aux_norm_mid\."), "fc_norm.1."),
     (re.compile(r"^aux_norm_high\."), "fc_norm.2."),
 )
-MAPS = ("d2t", "t2d")  # integers, which are read apart
-INSIDE = "eagle_module."  # before the names of a head in the midst of Model-Optimizer's training checkpoints
-# What trainers keep beside a head and no engine reads.
+MAPS = ("d2t", "t2d")  # integers, which are read separately
+INSIDE = "eagle_module."  # prefix of a head's names inside Model-Optimizer's training checkpoints
+# Tensors that trainers store with a head and no engine reads.
 NOT_NEEDED = re.compile(r"verifier_(lm_head|norm)\.weight")
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name of an EAGLE head in the one spelling of the table."""
+    """Canonical name of a tensor of an EAGLE head."""
     for spelling, ours in SPELLINGS:
         name = spelling.sub(ours, name)
     return name
@@ -49,9 +49,9 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True)
 class EagleNames:
-    """The table above for one head.
+    """Mapping of stored names for one head.
 
-    EAGLE-3's first `input_layernorm` norms the token vector, every other one a block's hidden state.
+    The first `input_layernorm` of EAGLE-3 norms the token embedding, every other one a block's hidden state.
     """
 
     rows: Mapping[str, range]
@@ -80,7 +80,7 @@ class EagleNames:
         return [name for name, rows in self.stored(parameter) if rows is None or rows not in taken]
 
     def stored(self, parameter: str) -> list[tuple[str, range | None]]:
-        """The names under which a parameter is written, each with its rows; None is all of them."""
+        """Names under which a parameter is written, each with its rows, None for all rows."""
         path, indices, kind = split_name(parameter)
         if path == "blocks.N.embed_norm":
             path = "blocks.N.attention_norm"
@@ -90,7 +90,7 @@ class EagleNames:
 
 
 def eagle_tensors(head: nn.Module, config: EagleConfig) -> Iterator[tuple[str, Tensor | Coded]]:
-    """The parameters of an EAGLE head as they are stored: separate projections, `layers.N.` names."""
+    """Yield the parameters of an EAGLE head in stored form: separate projections, `layers.N.` names."""
     names = EagleNames.of(config)
     for parameter, data in parameters_of(head):
         for name, rows in names.stored(parameter):

@@ -1,4 +1,4 @@
-"""EAGLE heads in training, what both kinds share: unrolled on their own outputs, scored at every step."""
+"""Common training objective of EAGLE heads: unrolled on their own outputs, with a loss at every step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from sametoken.learning.unroll import Unrolled, unroll
 
 
 class EagleObjective(HeadObjective):
-    """An EAGLE head in training: the loss of its guesses at every step of its unrolled forward.
+    """Training objective of an EAGLE head: the loss of the guesses at every step of the unrolled forward.
 
     Attributes:
-        STEPS: that it is unrolled for where nothing chose their number.
+        STEPS: default number of unrolled steps.
     """
 
     STEPS: int
@@ -33,7 +33,7 @@ class EagleObjective(HeadObjective):
 
     @classmethod
     def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
-        """As for every head, and an output layer copied from the target's where it is as wide."""
+        """Initialise weights as for every head, and copy the target's output layer if it has the head's width."""
         super().first_weights(head, target_head, generator, std)
         assert isinstance(head, EagleHead)
         if head.head is not None and target_head.shape[1] == head.config.layers.hidden_size:
@@ -50,7 +50,7 @@ class EagleObjective(HeadObjective):
 
     @abstractmethod
     def read_states(self, features: Features, batch: Batch) -> Tensor:
-        """[N, ...] what the first step fuses of the target's hidden states."""
+        """Hidden states [N, ...] of the target that the first step fuses."""
 
     def minimised(
         self, batch: Batch, features: Features, teacher: Teacher, weights: Tensor
@@ -63,5 +63,5 @@ class EagleObjective(HeadObjective):
         return self.combined(loss, unrolled, teacher, weights), metrics
 
     def combined(self, loss: Tensor, unrolled: Unrolled, teacher: Teacher, weights: Tensor) -> Tensor:
-        """The loss with what else is minimised."""
+        """Loss plus further terms of the version."""
         return loss

@@ -10,7 +10,7 @@ from sametoken.options.training import HeadOptions, RoundedLoss
 
 
 class EagleOptions(HeadOptions):
-    """The architecture of an EAGLE head."""
+    """Options for the architecture of an EAGLE head."""
 
     eagle_num_layers: Annotated[int, Field(ge=1, le=128)] = 1
     """number of blocks of an EAGLE head."""
@@ -21,7 +21,7 @@ class EagleOptions(HeadOptions):
 
 
 class EagleLoss(RoundedLoss):
-    """Loss of an EAGLE head."""
+    """Options for the loss of an EAGLE head."""
 
     ttt_steps: Annotated[int, Field(ge=1, le=32)] | None = None
     """number of steps that an EAGLE head is unrolled for in training; without it: 3 for eagle3 and 1 for eagle1."""

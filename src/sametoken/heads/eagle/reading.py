@@ -1,6 +1,6 @@
-"""Architecture of a head from config.json and its tensors, for every producer, and the assumptions made.
+"""Configuration of an EAGLE head from config.json and its tensors, for every producer, with the assumptions made.
 
-A part is there if its tensor is; a flag of config.json that says otherwise is an error. Flags without a tensor
+A part is present if its tensor is; a contradicting flag of config.json is an error. Flags without a tensor
 (`norm_before_residual`, `norm_output`) are read as vLLM and SGLang read them.
 """
 
@@ -28,10 +28,10 @@ EAGLE_1_NAMES = ("EagleLlamaForCausalLM", "LlamaForCausalLMEagle", "EagleForCaus
 
 
 class EagleReader(ABC):
-    """Reader of the network of one EAGLE head; its subclasses hold the differences of the versions."""
+    """Reader of the configuration of one EAGLE head; subclasses implement the differences of the versions."""
 
     version: int
-    built: str  # how the tensors of this version differ from the other's, for an error
+    built: str  # difference of this version's tensors from the other's, for an error
 
     def __init__(self, files: Files, target: ModelConfig) -> None:
         self.files, self.target, self.notes = files, target, list[str]()
@@ -41,22 +41,22 @@ class EagleReader(ABC):
 
     @abstractmethod
     def parts(self) -> dict[str, Any]:
-        """The fields of `EagleConfig` that the versions read differently."""
+        """Fields of `EagleConfig` that the versions read differently."""
 
     @abstractmethod
     def draft_vocabulary(self, rows: int) -> int:
-        """Number of tokens that it can guess, from the rows of its output layer."""
+        """Number of tokens that the head can guess, from the rows of its output layer."""
 
     @abstractmethod
     def fused(self, width: int) -> tuple[bool, str]:
-        """Check of the number of inputs of `fc`: true if it fits, and the expected numbers."""
+        """Check the number of inputs of `fc`: return true if it fits, and the expected numbers."""
 
     def narrow(self) -> bool:
-        """True if its width may differ from the target's."""
+        """True if the head's width may differ from the target's."""
         return False
 
     def config(self) -> EagleConfig:
-        """Architecture facts of the head; `notes` then has the assumptions."""
+        """Configuration of the head; adds the assumptions made to `notes`."""
         self._refuse()
         self._check_declared()
         layers = self._layers()
@@ -80,7 +80,7 @@ class EagleReader(ABC):
         return config
 
     def _check_width(self, hidden: int, wide: int) -> None:
-        """Raise where the head was made for hidden states of another size."""
+        """Raise if the head was made for hidden states of another size."""
         stated = self.files.config.get("target_hidden_size")
         if stated not in (None, wide) or (hidden != wide and not self.narrow()):
             found = hidden if stated in (None, wide) else stated
@@ -99,7 +99,7 @@ class EagleReader(ABC):
         return f"{module}.weight" in self.shapes
 
     def flag(self, name: str, *aliases: str) -> bool | None:
-        """A flag from the top of config.json or from its `eagle_config`, None where neither has it."""
+        """Flag from the top level of config.json or from its `eagle_config`, None if neither has it."""
         values = {
             Keys(where, f"{self.files.where}: config.json").flag(key, False)
             for where in (self.files.config, self.eagle)
@@ -107,11 +107,11 @@ class EagleReader(ABC):
             if where.get(key) is not None
         }
         if len(values) > 1:
-            raise CheckpointError(f"{self.files.where}: config.json says both true and false for {name!r}")
+            raise CheckpointError(f"{self.files.where}: config.json has both true and false for {name!r}")
         return next(iter(values), None)
 
     def part(self, tensor: str, name: str | None) -> bool:
-        """True if a part is there; raises if config.json denies it."""
+        """True if a part is present; raise if config.json contradicts it."""
         present, stated = tensor in self.shapes, self.flag(name) if name else None
         if stated is not None and stated != present:
             raise CheckpointError(
@@ -131,16 +131,16 @@ class EagleReader(ABC):
             )
 
     def _check_declared(self) -> None:
-        """Raise where config.json says the other version than the tensors."""
+        """Raise if config.json declares another version than the tensors have."""
         declared, why = _declared(self.files.config)
         if declared not in (None, self.version):
             raise DraftMismatchError(
-                f"{self.files.where}: config.json says EAGLE-{declared} ({why}), but the weights {self.built}; correct "
-                f"config.json, or serve the head as EAGLE-{self.version}"
+                f"{self.files.where}: config.json declares EAGLE-{declared} ({why}), but the weights {self.built}; "
+                f"correct config.json, or serve the head as EAGLE-{self.version}"
             )
 
     def _layers(self) -> ModelConfig:
-        """The draft's own blocks; special tokens and positions are the target's."""
+        """Configuration of the draft's own blocks, with special tokens and positions of the target."""
         where, outer = self.files.where, self.files.config
         stated = outer.get("transformer_layer_config", outer)
         if not isinstance(stated, Mapping):
@@ -183,7 +183,7 @@ class EagleReader(ABC):
         )
 
     def part_of_blocks(self, tensor: str, asked: Any = None) -> bool:
-        """True if the blocks have a part that config.json may require."""
+        """True if the blocks have a part; raise if it is missing although config.json requires it."""
         present = f"layers.0.{tensor}" in self.shapes
         if asked is True and not present:
             raise CheckpointError(
@@ -193,26 +193,26 @@ class EagleReader(ABC):
         return present
 
     def _count(self, stated: Mapping[str, Any]) -> int:
-        """Blocks; a lone `midlayer` counts as one whatever config.json copied from the target."""
+        """Number of blocks; 1 for a single `midlayer`, even if config.json has the target's number."""
         asked = Keys(stated, f"{self.files.where}: config.json").integer("num_hidden_layers", 1)
         if any(name.removeprefix("model.").startswith("midlayer.") for name in self.files.seen) and not any(
             name.startswith("layers.1.") for name in self.shapes
         ):
             if asked != 1:
-                self.notes.append(f"config.json says {asked} layers, the weights have one: one it is")
+                self.notes.append(f"config.json has {asked} layers, the weights have one, which is used")
             return 1
         return asked
 
     @property
     def fc_width(self) -> int:
-        """Numbers that `fc` reads."""
+        """Input width of `fc`."""
         shape = self.shapes["fc.weight"]
         if len(shape) != 2:
             raise CheckpointError(f"{self.files.where}: fc.weight has shape {list(shape)}, expected two dimensions")
         return shape[1]
 
     def _draft_vocabulary(self) -> int:
-        """Number of tokens that it can guess."""
+        """Number of tokens that the head can guess."""
         rows = self.shapes["lm_head.weight"][0] if self.has("lm_head") else self.target.vocab_size
         size = self.draft_vocabulary(rows)
         if size > self.target.vocab_size:
@@ -239,7 +239,7 @@ class EagleReader(ABC):
 
 
 def _declared(config: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The version that config.json says, and by what."""
+    """Version that config.json declares, and the key that declares it."""
     ours = mapping(config.get(OURS))
     if ours.get("version") is not None:
         return (1 if ours["version"] == 1 else 3), f"sametoken.version = {ours['version']}"
@@ -254,7 +254,7 @@ def _declared(config: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def producer_of(files: Files) -> str:
-    """Tool that seems to have written a head."""
+    """Name of the tool that has probably written a head."""
     config = files.config
     names = architectures(config)
     if OURS in config:
@@ -269,7 +269,7 @@ def producer_of(files: Files) -> str:
 
 
 def _windows(stated: Mapping[str, Any], count: int, where: Path) -> tuple[int | None, ...]:
-    """Per block how many tokens a slot sees; only layers that are named as sliding ones have a limit."""
+    """Window of each block in tokens; None for layers that are not declared as sliding."""
     keys = Keys(stated, f"{where}: config.json")
     types = stated.get("layer_types")
     default = "sliding_attention" if keys.flag("use_sliding_window", False) else "full_attention"

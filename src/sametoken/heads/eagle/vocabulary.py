@@ -1,4 +1,4 @@
-"""The draft vocabulary of an EAGLE head on disk: d2t (offsets from its ids to the target's) and t2d (their mask)."""
+"""Stored draft vocabulary of an EAGLE head: d2t (offsets from draft ids to target ids) and t2d (mask of target ids)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sametoken.heads.eagle.names import MAPS, plain_name
 
 @dataclass
 class WithMaps:
-    """Stored tensors on their way to the parameters; the vocabulary's maps, which are integers, are kept aside."""
+    """Iterator over stored tensors that sets the integer maps of the vocabulary aside."""
 
     tensors: Iterator[Stored | Item]
     maps: dict[str, Tensor] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class WithMaps:
 
 
 def offsets(maps: Mapping[str, Tensor], config: EagleConfig, directory: Path) -> Tensor:
-    """The head's d2t as int64 offsets, checked against the vocabulary and against t2d."""
+    """Offsets d2t as int64, checked against the vocabulary and t2d."""
     size, vocabulary = config.draft_vocab_size, config.layers.vocab_size
     for name, tensor in maps.items():
         if tensor.is_floating_point() or tensor.dim() != 1:

@@ -1,4 +1,4 @@
-"""EAGLE-1 and EAGLE-2: the head reads the target's last hidden state, after its norm, and recycles what it would be."""
+"""EAGLE-1 and EAGLE-2: heads that read the target's last hidden state, after its norm, and predict the next one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sametoken.model.formats.coded import Coded
 
 
 class Eagle1(Eagle):
-    """EAGLE-1 heads, with a chain or with EAGLE-2's tree."""
+    """Kind of EAGLE-1 heads, with chains or EAGLE-2's trees."""
 
     paired = False
 
@@ -42,7 +42,7 @@ class Eagle1(Eagle):
 
 
 class Eagle1Reader(EagleReader):
-    """Reader of the particulars of EAGLE-1 files."""
+    """Reader of the configuration of an EAGLE-1 head."""
 
     version = 1
     built = "have no hidden_norm, which is how EAGLE-1 and EAGLE-2 are built"

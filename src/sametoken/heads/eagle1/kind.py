@@ -1,4 +1,4 @@
-"""The record of EAGLE-1 heads, whose files EAGLE-2 reads with a tree of another shape."""
+"""Record of EAGLE-1 heads, which EAGLE-2 uses with trees of another shape."""
 
 from __future__ import annotations
 

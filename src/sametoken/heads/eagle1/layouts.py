@@ -17,7 +17,7 @@ from sametoken.model.formats.coded import Coded
 
 
 def config_json(config: EagleConfig, layout: str) -> dict[str, Any]:
-    """config.json of a head as `layout` has it."""
+    """Content of config.json of a head in `layout`."""
     names = {"vllm": "EagleLlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
     made = {
         "architectures": [names.get(layout, "LlamaForCausalLM")],
@@ -25,15 +25,15 @@ def config_json(config: EagleConfig, layout: str) -> dict[str, Any]:
         "vocab_size": config.layers.vocab_size,
         OURS: {"version": 1},
     }
-    if layout == "hf":  # elsewhere `bias` would mean that of attention
+    if layout == "hf":  # elsewhere `bias` would mean the bias of attention
         made["bias"] = config.fc_bias
     return made
 
 
 def stored(head: EagleHead, layout: str) -> dict[str, Tensor | Coded]:
-    """The tensors of a head as `layout` has them.
+    """Tensors of a head in `layout`.
 
-    SGLang always reads a bias of `fc` and leaves it random if there is none; vLLM has none.
+    SGLang always reads a bias of `fc`, which stays uninitialised if missing; vLLM has none.
     """
     tensors = dict(eagle_tensors(head, head.config))
     if layout == "sglang" and "fc.bias" not in tensors:
@@ -42,7 +42,7 @@ def stored(head: EagleHead, layout: str) -> dict[str, Tensor | Coded]:
 
 
 def refusals(config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
-    """The parts of a head that some engine does not compute."""
+    """Table of the parts of a head that some engine does not support."""
     layers = config.layers
     bias = None if tensors is None else tensors.get("fc.bias")
     biased = config.fc_bias and (not isinstance(bias, Tensor) or bool(bias.any()))

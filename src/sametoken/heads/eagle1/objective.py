@@ -1,4 +1,4 @@
-"""EAGLE-1 heads in training: they read the target's last states, and learn to put out the next ones."""
+"""Training objective of EAGLE-1 heads, which read the target's last states and learn to predict the next ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sametoken.speculation.noise import uniform
 
 
 class Eagle1Objective(EagleObjective):
-    """The loss of an EAGLE-1 head's guesses, and of the hidden states that it puts out."""
+    """Loss of the guesses of an EAGLE-1 head and of the hidden states that it predicts."""
 
     STEPS = 1
     modelopt = EagleModelOptNames(taps=False)
@@ -52,10 +52,10 @@ class Eagle1Objective(EagleObjective):
 
 
 def with_noise(states: Tensor, batch: Batch, width: float) -> Tensor:
-    """States [N, Ht] with uniform noise, less in documents of over 512 tokens, as SafeAILab/EAGLE trains EAGLE-1.
+    """Add uniform noise to states [N, Ht], less in documents of over 512 tokens, as SafeAILab/EAGLE trains EAGLE-1.
 
-    There, shorter documents get more, which for a few dozen tokens is more than the states themselves. A document's
-    noise depends on its seed and the place in it alone.
+    (SafeAILab/EAGLE adds more to shorter documents, which for a few dozen tokens exceeds the states themselves.) The
+    noise of a token depends only on its document's seed and its place.
     """
     assert batch.seeds is not None
     channels = torch.arange(states.shape[1], device=states.device)

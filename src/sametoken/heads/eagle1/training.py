@@ -11,14 +11,14 @@ from sametoken.learning.training import Training
 
 
 class Eagle1Options(EagleOptions):
-    """The architecture of an EAGLE-1 head."""
+    """Options for the architecture of an EAGLE-1 head."""
 
     fc_bias: bool = False
     """for eagle1: the fusion has a bias."""
 
 
 class Eagle1Loss(EagleLoss):
-    """Loss of an EAGLE-1 head."""
+    """Options for the loss of an EAGLE-1 head."""
 
     feature_weight: Annotated[float, Field(ge=0)] = 1.0
     """for eagle1: weight of the SmoothL1 loss on hidden states."""

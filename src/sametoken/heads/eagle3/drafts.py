@@ -1,4 +1,4 @@
-"""EAGLE-3 and 3.1: the head reads several blocks of the target, and token and hidden state side by side."""
+"""EAGLE-3 and 3.1: heads that read several blocks of the target, and token and hidden state concatenated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sametoken.model.formats.coded import Coded
 
 
 class Eagle3(Eagle):
-    """EAGLE-3 heads; 3.1 has a norm for each tap or recycles the normed state."""
+    """Kind of EAGLE-3 heads; 3.1 has a norm for each tap or recycles the normed state."""
 
     paired = True
 
@@ -63,7 +63,7 @@ class Eagle3(Eagle):
 
 
 def _readings(taps: Taps, producer: str, target: ModelConfig) -> tuple[Reading, ...]:
-    """The chosen layers, and those that the same ids name in the other convention."""
+    """Chosen layers first, then those with the same ids in the other convention."""
     chosen = Reading(taps.layers, f"{taps.convention}, as read")
     if producer == "sametoken":
         return (chosen,)

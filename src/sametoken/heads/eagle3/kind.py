@@ -1,4 +1,4 @@
-"""The record of EAGLE-3 and EAGLE-3.1 heads."""
+"""Record of EAGLE-3 and EAGLE-3.1 heads."""
 
 from __future__ import annotations
 

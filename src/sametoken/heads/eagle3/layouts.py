@@ -17,13 +17,13 @@ from sametoken.model.config import ModelConfig
 
 
 def lay_out(head: EagleHead, target: ModelConfig, layout: str, target_name: str) -> Written:
-    """A head as `layout` has it."""
+    """Files of a head in `layout`."""
     config = head.config
     tensors = dict(eagle_tensors(head, config))
     if config.draft_vocab_size < target.vocab_size:
         tensors["d2t"] = head.d2t.cpu()
         mask = torch.zeros(target.vocab_size, dtype=torch.bool)
-        if layout != "trtllm":  # it would take t2d for an unknown weight
+        if layout != "trtllm":  # it would reject t2d as an unknown weight
             tensors["t2d"] = mask.index_fill_(0, head.draft_ids.cpu(), True)
     named = {_name(name, config, layout): tensor for name, tensor in tensors.items()}
     made = _speculators(config, target, target_name) if layout == "speculators" else _hf(config, layout)
@@ -31,11 +31,11 @@ def lay_out(head: EagleHead, target: ModelConfig, layout: str, target_name: str)
 
 
 def _name(name: str, config: EagleConfig, layout: str) -> str:
-    """An EAGLE-3 tensor's name; a lone block is a `midlayer`, which every version of SGLang and EAGLE's code read."""
+    """Name of an EAGLE-3 tensor; a single block is a `midlayer`, for all versions of SGLang and EAGLE's code."""
     if layout in ("hf", "sglang") and config.layers.num_layers == 1:
         return name.replace("layers.0.", "midlayer.")
     if layout == "trtllm" and not name.startswith("layers.0."):
-        return name.replace(".input_layernorm.", ".hidden_norm.")  # what it calls the first norm of further blocks
+        return name.replace(".input_layernorm.", ".hidden_norm.")  # its name for the first norm of further blocks
     return name
 
 
@@ -63,7 +63,7 @@ def _hf(config: EagleConfig, layout: str) -> dict[str, Any]:
         OURS: {"version": 3, "taps": taps},
     }
     if layout == "sglang" and not config.own_head:
-        made["draft_vocab_size"] = None  # how SGLang knows that the output layer is the target's
+        made["draft_vocab_size"] = None  # by which SGLang uses the output layer of the target
     return made
 
 
@@ -85,7 +85,7 @@ def _speculators(config: EagleConfig, target: ModelConfig, target_name: str) -> 
     }
     blocks = {**block_fields(config.layers), "vocab_size": config.layers.vocab_size}
     if len(config.taps) != 3:
-        blocks["num_aux_hidden_states"] = len(config.taps)  # vLLM takes three for granted, and looks for it here only
+        blocks["num_aux_hidden_states"] = len(config.taps)  # vLLM assumes three, and reads this key only
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
@@ -107,7 +107,7 @@ def _speculators(config: EagleConfig, target: ModelConfig, target_name: str) -> 
 
 
 def refusals(config: EagleConfig) -> Table:
-    """The parts of a head that some engine does not compute."""
+    """Table of the parts of a head that some engine does not support."""
     layers, windows = config.layers, {w for w in config.layers.sliding_windows if w is not None}
     engines, all_others = ("vllm", "sglang", "trtllm"), ("vllm", "sglang", "trtllm", "speculators")
     shared = config.target_hidden_size == layers.hidden_size

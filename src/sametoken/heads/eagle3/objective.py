@@ -1,4 +1,4 @@
-"""EAGLE-3 heads in training: they read several blocks of the target and may guess among a part of its tokens."""
+"""Training objective of EAGLE-3 heads, which read several blocks of the target and may have a reduced vocabulary."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 class Eagle3Objective(EagleObjective):
-    """The loss of an EAGLE-3 head's guesses."""
+    """Loss of the guesses of an EAGLE-3 head."""
 
-    STEPS = 7  # as SafeAILab/EAGLE unrolls them
+    STEPS = 7  # number in SafeAILab/EAGLE
     modelopt = EagleModelOptNames(taps=True)
 
     @property
@@ -40,7 +40,7 @@ class Eagle3Objective(EagleObjective):
         cls, settings: Any, target: ModelConfig, vocabulary: int, architecture: Mapping[str, Any] | None = None
     ) -> EagleConfig:
         given = read_keys("--eagle-config", settings.eagle_config) if architecture is None else architecture
-        # Its token vectors are always normed.
+        # Token embeddings are always normed.
         fixed = {"use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True}
         check_keys(given, fixed_by(target, vocabulary) | fixed, settings.eagle_config)
         listed = given.get("eagle_aux_hidden_state_layer_ids")
@@ -66,7 +66,7 @@ class Eagle3Objective(EagleObjective):
 
 
 def chosen_taps(text: str | None, target: ModelConfig) -> tuple[int, ...]:
-    """Blocks of the target from the option --taps; None is the usual ones.
+    """Blocks of the target from the option --taps; None for the default ones.
 
     Raises:
         ConfigError: the target has no such blocks.

@@ -1,4 +1,4 @@
-"""Particulars of EAGLE-3 files: taps, a draft vocabulary, norms that flags name."""
+"""Configuration of EAGLE-3 heads: taps, draft vocabulary, and norms that flags declare."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sametoken.model.keys import Keys
 
 
 class Eagle3Reader(EagleReader):
-    """Reader of the network of one EAGLE-3 head.
+    """Reader of the configuration of an EAGLE-3 head.
 
     Attributes:
-        taps: the layers that its files mean, known after `config`.
+        taps: layers that the files declare; set by `config`.
     """
 
     version = 3
@@ -53,7 +53,7 @@ class Eagle3Reader(EagleReader):
         return taps
 
     def _last_norm(self) -> bool:
-        """There is a last norm unless config.json says otherwise, so that a missing tensor is noticed."""
+        """True unless config.json declares that there is no last norm, so that a missing tensor is an error."""
         if "norm.weight" not in self.shapes:
             return self.flag("use_last_layernorm") is not False
         return self.part("norm.weight", "use_last_layernorm")

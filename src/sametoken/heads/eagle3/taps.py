@@ -1,7 +1,8 @@
-"""Layers that a file means by its ids: two conventions, the tools that use each, and what had to be assumed.
+"""Layer ids in files of EAGLE-3 heads: two conventions, the tools that use each, and assumptions.
 
-Inside, a tap is the output of block i. Files either say so ("output", ModelOpt, SpecForge, SGLang, TensorRT-LLM) or
-count the blocks that have run before ("before" = output + 1: EAGLE's code, vLLM, speculators). None says which.
+In this package, a tap is the output of block i. Files either use this id ("output": ModelOpt, SpecForge, SGLang,
+TensorRT-LLM) or the number of blocks before ("before" = output + 1: EAGLE's code, vLLM, speculators), and do not
+declare which.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 
 @dataclass(frozen=True)
 class Taps:
-    """Layers that a file asks for.
+    """Layers that a file declares.
 
     Attributes:
-        layers: outputs of these blocks, 0-based.
-        convention: of the ids in the file: "output", "before", or "default" where it has none.
-        known: False where the convention was assumed.
-        why: in words.
+        layers: 0-based blocks whose outputs are read.
+        convention: convention of the ids in the file: "output", "before", or "default" if the file has no ids.
+        known: False if the convention was assumed.
+        why: reason for the convention, as text.
     """
 
     layers: tuple[int, ...]
@@ -37,14 +38,14 @@ class Taps:
 
 
 def read_taps(config: Mapping[str, Any], target: ModelConfig, count: int) -> Taps:
-    """The taps of an EAGLE-3 head.
+    """Read the taps of an EAGLE-3 head.
 
     Args:
-        config: its config.json.
-        count: taps that its `fc` reads.
+        config: config.json of the head.
+        count: number of taps that `fc` reads.
 
     Raises:
-        CheckpointError: the ids are not a list of integers, contradict each other or are not so many.
+        CheckpointError: the ids are not a list of `count` integers, or contradict each other.
         DraftMismatchError: the target has no such layer.
     """
     found = _found(config, target, count)

@@ -10,7 +10,7 @@ from sametoken.learning.training import Training
 
 
 class Eagle3Options(EagleOptions):
-    """The architecture of an EAGLE-3 head."""
+    """Options for the architecture of an EAGLE-3 head."""
 
     taps: str | None = None
     """for eagle3: blocks of the target, from 0, whose outputs it reads, as 1,7,12; without it: 1, n // 2 - 1 and n - 4
@@ -26,7 +26,7 @@ class Eagle3Options(EagleOptions):
 
 
 def defaults(head: Eagle3Options) -> dict[str, Any]:
-    """EAGLE 3.1 for a new head; three unrolled steps that count the same."""
+    """Default options of a new head: EAGLE 3.1, and three unrolled steps of equal weight."""
     newer = {} if head.init_from is not None else {"fc_norm": not head.norm_before_fc, "norm_output": True}
     return {**newer, "ttt_steps": 3, "loss_decay": 1.0}
 

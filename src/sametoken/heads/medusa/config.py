@@ -1,4 +1,4 @@
-"""Architecture facts of Medusa heads. Source: FasterDecoding/Medusa."""
+"""Configuration of Medusa heads. Source: FasterDecoding/Medusa."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sametoken.heads.checks import check
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """Architecture facts of Medusa heads: guesses of the tokens after the target's own next one.
+    """Configuration of Medusa heads, which guess the tokens after the target's own next one.
 
     Attributes:
-        num_heads: tokens guessed; head i guesses the token i + 2 places after the one it reads.
+        num_heads: number of heads; head i guesses the token i + 2 places after its input.
         num_layers: independent residual blocks of a head.
-        own_heads: each head has an output layer; otherwise all use the target's.
-        dtype: torch name of the dtype that the weights were saved in.
-        choices: static tree: each node as the ranks of its path, parents before children; () is the chain of best ones.
+        own_heads: true if each head has an output layer; otherwise all use the target's.
+        dtype: torch name of the dtype of the saved weights.
+        choices: static tree: each node as the ranks of its path, parents before children; () for a chain of rank 0.
     """
 
     num_heads: int
@@ -39,10 +39,10 @@ class MedusaConfig:
 
     @property
     def kind(self) -> str:
-        """The name of its kind."""
+        """Name of the kind."""
         return "medusa"
 
     @property
     def tree(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes of a draft without its root, parents before children."""
+        """Nodes of a draft without its root, parents before children."""
         return self.choices or tuple((0,) * depth for depth in range(1, self.num_heads + 1))

@@ -1,7 +1,7 @@
-"""Medusa: heads that guess several places ahead at once from the target's last hidden state, as a static tree.
+"""Medusa: drafting of a static tree with heads that guess several places ahead from the target's last hidden state.
 
-The tree's nodes are ranks: node (r1, r2, ..) is the token of rank r1 of the first head, then of rank r2 of the second.
-Keeps one feature per row and nothing in the cache. Legend: B rows, N nodes, H hidden size.
+Nodes of the tree are ranks: node (r1, r2, ..) is the token of rank r1 of the first head, then of rank r2 of the second.
+Row state is one feature; there is no KV. Legend: B rows, N nodes, H hidden size.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ class Shape(NamedTuple):
     """Shape of a tree, without its tokens.
 
     Attributes:
-        ranks: how many tokens each level takes of its head.
-        place: [N - 1] which of all levels' tokens each node but the root is.
-        depth: [N - 1] of these nodes. `parents`: [N]. `ancestor_mask`: [N - 1, N - 1] `ancestors`, the root left out.
+        ranks: number of tokens that each level takes from its head.
+        place: [N - 1] index, among the tokens of all levels, of each node but the root.
+        depth: [N - 1] depths of these nodes.
+        parents: [N] parents of all nodes.
+        ancestor_mask: [N - 1, N - 1] `ancestors` without the root.
     """
 
     ranks: Sequence[int]
@@ -45,20 +47,20 @@ class Shape(NamedTuple):
 
 @dataclass(slots=True)
 class LastFeature:
-    """One sequence: how many tokens are committed, and the feature [1, H] of the last of them."""
+    """State of one sequence: number of committed tokens, and the feature [1, H] of the last one."""
 
     length: int
     feature: Tensor | None = None
 
 
 class MedusaDrafter(Drafter):
-    """Guesses with Medusa heads.
+    """Drafter with Medusa heads.
 
     Args:
-        heads: their output layer may be the target's.
-        target: the model whose last hidden state they read.
-        max_draft_len: longest path taken of the heads' tree.
-        budget: most nodes taken of it, the first ones; None is all.
+        heads: Medusa heads; their output layer may be the target's.
+        target: model whose last hidden state the heads read.
+        max_draft_len: longest path of the heads' tree that is used.
+        budget: number of nodes of the tree that are used, from the first on; None for all.
     """
 
     runs_model = True
@@ -115,13 +117,13 @@ class MedusaDrafter(Drafter):
     def draft(
         self, feature: Tensor, pending: Tensor, lengths: Tensor, limits: Tensor, sampling: Sampling, shape: Shape
     ) -> Draft:
-        """The heads' tree with its nodes where they always are, [B, N]; looks at no value.
+        """Draft the static tree [B, N] without reading a value on the host.
 
-        Nodes past a row's limit are padding. So is what was banned, and what follows it.
+        Nodes past a row's limit, banned tokens and their descendants are padding.
 
         Args:
             feature: [B, H] hidden states of the rows' last committed tokens, before the target's final norm.
-            lengths: [B] committed tokens of each row.
+            lengths: [B] number of committed tokens of each row.
         """
         hidden = self.target.norm(feature)
         own = self.heads.config.own_heads
@@ -137,7 +139,7 @@ class MedusaDrafter(Drafter):
 
 
 class CapturedMedusa(Proposer):
-    """The heads' tree inside a captured step, which keeps the feature that they read."""
+    """Proposer of the static tree inside a captured step, which stores the input feature of the heads."""
 
     chain = False
 
@@ -163,7 +165,7 @@ class CapturedMedusa(Proposer):
 
 
 def _shape(tree: Sequence[Path], levels: int, device: torch.device) -> Shape:
-    """The nodes of a tree that are on its first levels."""
+    """Shape of the first levels of a tree."""
     paths = [path for path in tree if len(path) <= levels]
     ranks = [1 + max(path[level] for path in paths if len(path) > level) for level in range(levels)]
     first, number = [0, *accumulate(ranks)], {path: node for node, path in enumerate([(), *paths])}
@@ -176,5 +178,5 @@ def _shape(tree: Sequence[Path], levels: int, device: torch.device) -> Shape:
 
 
 def tree_of(heads: MedusaHeads, max_draft_len: int, budget: int | None) -> tuple[Path, ...]:
-    """The nodes of the heads' tree that are used, parents before children."""
+    """Nodes of the heads' tree that are used, parents before children."""
     return tuple(path for path in heads.config.tree if len(path) <= max_draft_len)[:budget]

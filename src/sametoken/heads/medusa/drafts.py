@@ -1,4 +1,4 @@
-"""Medusa: heads that guess several places ahead at once from the target's last hidden state, after its norm."""
+"""Medusa: heads that guess several places ahead from the target's last hidden state, after its norm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sametoken.options.speculation import SpeculativeConfig
 
 
 class Medusa(HeadKind):
-    """Medusa heads with the static tree that their files state."""
+    """Kind of Medusa heads, with the static tree that their files declare."""
 
     def recognises(self, files: Files) -> bool:
         return any(medusa_place(name) is not None for name in files.seen)
@@ -79,7 +79,7 @@ class Medusa(HeadKind):
 
 
 def _with_zero_biases(stored: Iterator[Stored | Item], config: MedusaConfig, files: Files) -> Iterator[Stored | Item]:
-    """Residual blocks without a bias, which vLLM writes unless `medusa_fc_bias` is set, have one of zeros here."""
+    """Add biases of zeros for residual blocks without bias, which vLLM writes unless `medusa_fc_bias` is set."""
     yield from stored
     if not is_vllm_medusa(files) or files.config.get("medusa_fc_bias"):
         return

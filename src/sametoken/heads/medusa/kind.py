@@ -1,4 +1,4 @@
-"""The record of Medusa heads."""
+"""Record of Medusa heads."""
 
 from __future__ import annotations
 

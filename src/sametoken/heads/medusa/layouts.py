@@ -12,7 +12,7 @@ from sametoken.kinds import OURS
 
 
 def lay_out(head: MedusaHeads, layout: str, target_name: str) -> Written:
-    """Heads as `layout` has them."""
+    """Files of heads in `layout`."""
     config, tensors = head.config, dict(medusa_tensors(head, head.config))
     if layout == "vllm":
         made: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Medusa heads: one module, the same in training and in serving.
+"""Medusa heads: one module for training and serving.
 
 Legend: T tokens, H hidden size, V vocabulary.
 """
@@ -18,7 +18,7 @@ from sametoken.model.linear import Linear
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(linear(x))."""
+    """Residual block x + SiLU(linear(x))."""
 
     def __init__(self, size: int, dtype: torch.dtype, format: WeightFormat | None) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ResBlock(nn.Module):
 
 
 class MedusaHead(nn.Module):
-    """Residual blocks and, where it has one, an output layer."""
+    """Residual blocks and, if the head has one, an output layer."""
 
     def __init__(self, config: MedusaConfig, dtype: torch.dtype, format: WeightFormat | None) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class MedusaHead(nn.Module):
 
 
 class MedusaHeads(Head):
-    """Guesses several tokens at once, each head one place further, from the target's last normed hidden state.
+    """Heads that guess several tokens in parallel, each one place further, from the target's last normed hidden state.
 
     Architecture: FasterDecoding/Medusa, with independent blocks.
     """
@@ -53,11 +53,11 @@ class MedusaHeads(Head):
 
     @property
     def draft_ids(self) -> Tensor:
-        """[V] every token of the target."""
+        """Ids [V] of all tokens of the target."""
         return torch.arange(self.config.vocab_size)
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """Per head [T, H] what its output layer reads; head i guesses the token i + 2 places after that of `hidden`."""
+        """Input [T, H] of each head's output layer; head i guesses the token i + 2 places after that of `hidden`."""
         found = []
         for head in self.each():
             x = hidden
@@ -67,7 +67,7 @@ class MedusaHeads(Head):
         return found
 
     def logits(self, hidden: Tensor) -> list[Tensor]:
-        """Per head [T, V] by the heads' own output layers."""
+        """Logits [T, V] of each head, by the heads' own output layers."""
         scores = []
         for head, state in zip(self.each(), self.states(hidden), strict=True):
             assert head.head is not None, "heads without output layers use the target's"
@@ -75,5 +75,5 @@ class MedusaHeads(Head):
         return scores
 
     def each(self) -> list[MedusaHead]:
-        """The heads in order."""
+        """Heads in order."""
         return cast("list[MedusaHead]", list(self.heads))

@@ -1,4 +1,4 @@
-"""Names of the tensors of Medusa heads: their places, in every producer's spelling, and the names in written files.
+"""Tensor names of Medusa heads: the names of all producers, and the names in written files.
 
 Sources: FasterDecoding/Medusa, vLLM.
 """
@@ -17,7 +17,7 @@ from sametoken.heads.modules import parameters_of
 from sametoken.model.formats.coded import Coded
 
 _MEDUSA_PREFIX = re.compile(r"^(model\.)?medusa_heads?\.")
-# Three digits at most: no head has more parts, and a larger number would be counted up to.
+# Three digits at most: no head has more parts, and the loader counts up to the number.
 _LINEAR = re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.(weight|bias)|blocks\.(\d{1,3})\.layers\.(\d{1,3})\.(weight|bias)")
 _OUTPUT = re.compile(r"(\d{1,3})\.\d{1,3}\.weight|lm_heads\.(\d{1,3})\.weight")
 
@@ -27,7 +27,7 @@ class MedusaNames:
     """Names of Medusa heads, alone or inside the checkpoint of a whole model.
 
     Attributes:
-        own_heads: heads have output layers; otherwise a stored one is a copy of the target's.
+        own_heads: true if heads have output layers; otherwise a stored one is a copy of the target's.
     """
 
     own_heads: bool
@@ -43,7 +43,7 @@ class MedusaNames:
         return [self.stored(parameter)]
 
     def stored(self, parameter: str, layers: int | None = None) -> str:
-        """The FasterDecoding name of a parameter; its heads' output layers follow `layers` residual blocks."""
+        """FasterDecoding's name of a parameter; output layers are numbered after `layers` residual blocks."""
         parts = parameter.split(".")  # heads.I.blocks.J.linear.KIND or heads.I.head.weight
         if parts[2] == "blocks":
             return f"{parts[1]}.{parts[3]}.linear.{parts[5]}"
@@ -51,7 +51,7 @@ class MedusaNames:
 
 
 def medusa_place(name: str) -> str | None:
-    """The parameter of `MedusaHeads` that a stored tensor fills, None if it is no part of them."""
+    """Name of the parameter of `MedusaHeads` for a stored tensor, None for other tensors."""
     bare = _MEDUSA_PREFIX.sub("", name)
     if inside := _LINEAR.fullmatch(bare):
         head, block, kind = (part for part in inside.groups() if part is not None)
@@ -66,7 +66,7 @@ def _is_output(name: str) -> bool:
 
 
 def medusa_tensors(head: nn.Module, config: MedusaConfig) -> Iterator[tuple[str, Tensor | Coded]]:
-    """The parameters of Medusa heads under FasterDecoding's names."""
+    """Yield the parameters of Medusa heads under FasterDecoding's names."""
     names = MedusaNames(config.own_heads)
     for parameter, data in parameters_of(head):
         yield names.stored(parameter, config.num_layers), data

@@ -1,4 +1,4 @@
-"""Medusa heads in training: head i guesses the token i + 2 places after the one whose last state it reads."""
+"""Training objective of Medusa heads: head i guesses the token i + 2 places after its input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sametoken.model.config import ModelConfig
 
 
 class MedusaObjective(HeadObjective):
-    """The loss of all heads' guesses."""
+    """Loss of the guesses of all heads."""
 
     modelopt = ModelOptNames({"medusa_freeze_base_model": FROZEN})
 
@@ -43,7 +43,7 @@ class MedusaObjective(HeadObjective):
 
     @classmethod
     def first_weights(cls, head: Head, target_head: Tensor, generator: torch.Generator, std: float = STD) -> None:
-        """Residual blocks begin at zero, output layers as the target's: each head begins as the target's own guess."""
+        """Set residual blocks to zero and output layers to the target's: each head starts as the target's head."""
         assert isinstance(head, MedusaHeads)
         super().first_weights(head, target_head, generator, std)
         for each in head.each():

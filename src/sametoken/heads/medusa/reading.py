@@ -1,4 +1,4 @@
-"""Architecture of Medusa heads from config.json and their tensors, for every producer.
+"""Configuration of Medusa heads from config.json and their tensors, for every producer.
 
 FasterDecoding and vLLM write the heads alone, Model-Optimizer inside the checkpoint of the whole model.
 """
@@ -61,12 +61,12 @@ def describe_medusa(files: Files, target: ModelConfig) -> tuple[MedusaConfig, st
 
 
 def is_vllm_medusa(files: Files) -> bool:
-    """True if tensors have vLLM's names, whose blocks may lack a bias."""
+    """True if tensors have the names of vLLM, where blocks may lack a bias."""
     return any(name.removeprefix("medusa_heads.").startswith("blocks.") for name in files.seen)
 
 
 def _choices(files: Files) -> tuple[tuple[int, ...], ...]:
-    """The static tree that config.json may state as paths of ranks, parents first."""
+    """Static tree from config.json as paths of ranks, parents first; () if absent."""
     paths = mapping(files.config.get(OURS)).get("choices", files.config.get("medusa_choices")) or []
     good = isinstance(paths, list) and all(
         isinstance(path, list) and path and all(isinstance(rank, int) and rank >= 0 for rank in path) for path in paths

@@ -11,7 +11,7 @@ from sametoken.options.training import HeadOptions, RoundedLoss
 
 
 class MedusaOptions(HeadOptions):
-    """The architecture of Medusa heads."""
+    """Options for the architecture of Medusa heads."""
 
     medusa_num_heads: Annotated[int, Field(ge=1, le=128)] = 2
     """number of Medusa heads, each of which proposes one token."""
