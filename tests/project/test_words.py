@@ -13,10 +13,10 @@ import pytest
 import sametoken
 
 PACKAGE = Path(sametoken.__file__).parent
-# Rooms that were not yet rewritten. A room leaves the list when all its docstrings and comments pass.
+# Rooms and files that were not yet rewritten. One leaves the list when all its docstrings and comments pass.
 OPEN = {
-    "bench", "check", "checkpoint", "commands", "control", "data", "deploy", "dialects", "engine", 
-    "learning", "model", "options", "parallel", "quantise", "replicas", "server", "train",
+    "bench", "check", "checkpoint", "commands", "control", "data", "deploy", "dialects", "engine", "learning",
+    "model", "options", "parallel", "quantise", "replicas", "server", "train/memory.py",
 }  # fmt: skip
 # Words to avoid, and what to write instead.
 BANNED = {
@@ -54,7 +54,8 @@ def flaws(source: str) -> list[str]:
 def test_a_finished_room_uses_plain_words(room: str) -> None:
     files = sorted((PACKAGE / room).rglob("*.py")) or [PACKAGE / room]
     texts = {file.relative_to(PACKAGE): file.read_text(encoding="utf-8") for file in files if file.suffix == ".py"}
-    assert {str(file): found for file, text in texts.items() if (found := flaws(text))} == {}
+    done = {str(file): text for file, text in texts.items() if file.as_posix() not in OPEN}
+    assert {file: found for file, text in done.items() if (found := flaws(text))} == {}
 
 
 def test_the_list_of_open_rooms_names_rooms_only() -> None:

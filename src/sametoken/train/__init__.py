@@ -1,4 +1,4 @@
-"""Training of heads and drafts: the names for scripts, imported on first use, since settings need no torch."""
+"""Training of heads and drafts: public names, imported on first use, since settings need no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The best head of a run's directory and its acceptance length, so that no worse head replaces it.
+"""Best head in the directory of a run, with its acceptance length, so that no worse head replaces it.
 
-The record names the evaluated files by their digest. After a kill between writing files and record they do not fit each
-other, and the head is evaluated again.
+The record has the digest of the evaluated files. If a kill between writing files and record leaves them inconsistent,
+the head is evaluated again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RECORD = "best.json"
 
 
 def evaluated_by(keep: KeepSettings) -> dict[str, Any]:
-    """Conditions of an acceptance length besides the head: evaluation prompts, answer tokens and draft length."""
+    """Conditions of an evaluation other than the head: prompts, answer tokens and draft length."""
     assert keep.eval_data is not None
     file = user_path(keep.eval_data)
     return {
@@ -29,11 +29,11 @@ def evaluated_by(keep: KeepSettings) -> dict[str, Any]:
 
 
 class Best:
-    """The head in `place`, to be used by the main process alone.
+    """Best head in `place`, for use by the main process alone.
 
     Attributes:
-        place: its directory; perhaps there is none yet.
-        acceptance: its acceptance length, None if it was not evaluated.
+        place: directory of the head, which may not exist yet.
+        acceptance: acceptance length, None if the head was not evaluated.
     """
 
     def __init__(self, place: Path) -> None:
@@ -42,17 +42,17 @@ class Best:
         self.acceptance = self._recorded()
 
     def comparable(self, conditions: Mapping[str, Any]) -> bool:
-        """True if an evaluation under these conditions can be compared with the kept head's, or if no head is kept."""
+        """True if an evaluation under these conditions is comparable with the best head's, or there is no head."""
         return not self.place.exists() or (self.acceptance is not None and self._conditions == conditions)
 
     def note(self, acceptance: float, conditions: Mapping[str, Any]) -> None:
-        """Write down the acceptance length of the head in place."""
+        """Record the acceptance length of the head in `place`."""
         self.acceptance, self._conditions = acceptance, dict(conditions)
         content = {"acceptance": acceptance, "judged_by": self._conditions, "sha256": self._digest()}
         write_json(self._record, content)
 
     def offer(self, acceptance: float, conditions: Mapping[str, Any], write: Callable[[Path], None]) -> None:
-        """Have a head written if it is better than the one in place, which is comparable."""
+        """Call `write` to replace the head in `place` if the acceptance length is greater; they must be comparable."""
         if self.acceptance is None or acceptance > self.acceptance:
             write(self.place)
             self.note(acceptance, conditions)
@@ -65,7 +65,7 @@ class Best:
                 self._conditions = conditions
                 return acceptance
         except (DataError, KeyError, OSError):
-            pass  # evaluated anew
+            pass  # evaluated again
         return None
 
     def _digest(self) -> str:

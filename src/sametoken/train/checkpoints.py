@@ -1,7 +1,7 @@
-"""Checkpoints of a run: complete or not there, verified when they are read; the last few are kept, at least one.
+"""Checkpoints of a run: written atomically, verified when read; the last few (at least one) are kept.
 
-A checkpoint is a directory `checkpoint-STEP` with weights and optimiser state in float32 by parameter name, whatever
-the number of processes, and a manifest with size and digest of each file. It gets its name when it is complete.
+A checkpoint is a directory `checkpoint-STEP` with weights and optimiser state in float32 by parameter name, independent
+of the number of processes, and a manifest with size and digest of each file. A complete one is renamed to this name.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ FORMAT = 1
 MANIFEST, WEIGHTS, OPTIMISER = "manifest.json", "model.safetensors", "optimizer.safetensors"
 PROGRESS = {"step": (int,), "best": (float, int, NoneType), "judged": (int,), "stale": (int,), "ended": (bool,)}
 NAME = re.compile(r"checkpoint-(\d{1,18})")
-EVALUATED = ".judged-"  # before the name of a head that is only there to be evaluated
-LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{BEING_WRITTEN}*", ".head-*", ".model-*")  # what a killed process leaves
+EVALUATED = ".judged-"  # prefix of a temporary head for evaluation
+LEFT = (".checkpoint-*", f"{EVALUATED}*", f"{BEING_WRITTEN}*", ".head-*", ".model-*")  # remnants of a killed process
 
 
 class Saved(NamedTuple):
-    """State that a run needs to continue.
+    """State from which a run continues.
 
     Attributes:
-        weights: parameters and buffers by name. `optimiser`: moments by "parameter/kind".
-        progress: plain values: step, place in the data, best evaluation and the like.
-        settings: what decides the results of a run; another run must have the same to go on from here.
+        weights: parameters and buffers by name.
+        optimiser: moments by "parameter/kind".
+        progress: plain values: step, place in the data, best evaluation and others.
+        settings: settings that determine the results; a run with other settings cannot continue from this state.
     """
 
     weights: Mapping[str, Tensor]
@@ -47,7 +48,7 @@ def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
     """Write `checkpoint-STEP` and remove the oldest beyond `keep`.
 
     Raises:
-        CheckpointError: the disk is full or not writable; earlier checkpoints are as they were.
+        CheckpointError: the disk is full or not writable; earlier checkpoints are unchanged.
     """
     final, part = directory / f"checkpoint-{step}", directory / f".checkpoint-{step}.part"
     shutil.rmtree(part, ignore_errors=True)
@@ -69,13 +70,13 @@ def save(directory: Path, step: int, saved: Saved, keep: int) -> Path:
         shutil.rmtree(part, ignore_errors=True)
     for old in all_checkpoints(directory)[:-keep]:
         gone = directory / f".{old.name}.part"
-        os.replace(old, gone)  # a checkpoint that is half removed would pass for one
+        os.replace(old, gone)  # a partly removed checkpoint would look like one
         shutil.rmtree(gone)
     return final
 
 
 def note(directory: Path, progress: Mapping[str, Any]) -> None:
-    """Write what became of an evaluation into the checkpoint of its step, where there is one.
+    """Update the progress in the checkpoint of the same step, if there is one, after an evaluation.
 
     Raises:
         CheckpointError: the disk is full or not writable.
@@ -90,7 +91,7 @@ def note(directory: Path, progress: Mapping[str, Any]) -> None:
 
 
 def sweep(directory: Path, name: str) -> None:
-    """Remove what a killed run left half written in its directory and in that of its head; this one is alone there."""
+    """Remove incomplete files of a killed run and of its head; no other process may use the directory."""
     for place in (directory, directory / name):
         for pattern in LEFT:
             for left in place.glob(pattern):
@@ -98,7 +99,7 @@ def sweep(directory: Path, name: str) -> None:
 
 
 def all_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints of a run, oldest first."""
+    """Checkpoints of a run, oldest first."""
     if not directory.is_dir():
         return []
     found = {int(name[1]): path for path in directory.iterdir() if (name := NAME.fullmatch(path.name))}
@@ -106,10 +107,10 @@ def all_checkpoints(directory: Path) -> list[Path]:
 
 
 def last(directory: Path, *, resume: bool) -> Path | None:
-    """The newest checkpoint of a run, None where there is none.
+    """Newest checkpoint of a run, None if there is none.
 
     Raises:
-        SametokenError: there is one, and the run was not asked to go on.
+        SametokenError: there is one, and `resume` is false.
     """
     found = all_checkpoints(directory)
     if found and not resume:
@@ -121,13 +122,13 @@ def last(directory: Path, *, resume: bool) -> Path | None:
 
 
 def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
-    """A checkpoint, every byte of it as it was written.
+    """Load a checkpoint and verify its digests.
 
     Args:
-        settings: of the run that wants to go on.
+        settings: settings of the run that continues.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or the settings differ; names the first that does.
+        CheckpointError: a file is missing or damaged, or the settings differ; the message has the first difference.
     """
     file = checkpoint / MANIFEST
     try:
@@ -151,7 +152,7 @@ def load(checkpoint: Path, settings: Mapping[str, Any]) -> Saved:
 
 
 def _progress(found: Any, checkpoint: Path) -> dict[str, Any]:
-    """Progress of a manifest, checked. Raises TypeError or ValueError if a value cannot be true."""
+    """Validated progress of a manifest. Raises TypeError or ValueError for an impossible value."""
     for name, kinds in PROGRESS.items():
         if type(found[name]) not in kinds:
             raise TypeError(f"{name} is {found[name]!r}")

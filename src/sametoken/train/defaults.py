@@ -1,6 +1,6 @@
 """Defaults of a run, from the kind of draft, the target's width and the amount of data.
 
-Pure: settings and lengths in, settings and sentences out. The measurements behind them are in docs/training.md.
+Pure functions from settings and lengths to settings and messages. docs/training.md has the measurements.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from sametoken.options.declaration import Settings
 from sametoken.train.schedule import rows_of, rows_per_step, steps_of_run
 from sametoken.train.settings import ROW, HeadSettings, LossSettings, RunSettings, TrainingSettings
 
-STEPS = 600  # what epochs are added for
-MOST_EPOCHS = 20  # of few data, which a head then knows by heart
-FEW_STEPS = 300  # below, a head has hardly begun to be accepted
-MOST_STEPS = 8000  # from here on a step takes more rows instead
-ROWS_AT_ONCE = 8  # of a forward
-WIDTH = 256  # of the target that the rates were measured on
+STEPS = 600  # minimum that epochs are added for
+MOST_EPOCHS = 20  # for few data, which a head overfits
+FEW_STEPS = 300  # with fewer, a head is hardly accepted
+MOST_STEPS = 8000  # with more, a step takes more rows instead
+ROWS_AT_ONCE = 8  # per forward
+WIDTH = 256  # of the target for which the rates were measured
 RATE = {"muon": 5e-3, "adamw": 1e-3}
-# How a rate falls with the width: updates of a matrix keep their size beside what it computes with.
+# Exponents by which rates fall with the width: keeps the relative size of a matrix's updates.
 SHRINKS = {"muon": 0.5, "adamw": 1.0}
 EVALUATIONS = 8  # of a run
 
 
 class Facts(NamedTuple):
-    """Facts from which defaults of settings are chosen.
+    """Properties of a run from which defaults are chosen.
 
     Attributes:
-        lengths: tokens of each sample.
+        lengths: number of tokens of each sample.
         width: hidden size of the target.
-        processes: that share each step.
+        processes: number of processes that share each step.
     """
 
     lengths: Sequence[int]
@@ -40,10 +40,10 @@ class Facts(NamedTuple):
 
 
 def filled(plan: TrainingSettings, facts: Facts) -> tuple[TrainingSettings, list[str]]:
-    """The plan with a value for every setting but those whose None means something, and sentences for the user.
+    """Fill every setting of the plan except those for which None has a meaning; return messages for the user too.
 
-    What was given stays as it is. The same settings and data give the same plan, whatever the number of processes,
-    unless a step has fewer rows than there are processes.
+    Given values are kept. Equal settings and data give equal plans, independent of the number of processes unless a
+    step has fewer rows than processes.
     """
     head, loss = _of_kind(plan.head, plan.loss)
     run, why = _optimiser(plan.run, facts.width)
@@ -68,7 +68,7 @@ def filled(plan: TrainingSettings, facts: Facts) -> tuple[TrainingSettings, list
 
 
 def _of_kind(head: HeadSettings, loss: LossSettings) -> tuple[HeadSettings, LossSettings]:
-    """With the kind's values for options that were not given."""
+    """Fill missing options with the defaults of the kind."""
     chosen = head.training.defaults(head)
 
     def missing(group: Settings) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def _of_kind(head: HeadSettings, loss: LossSettings) -> tuple[HeadSettings, Loss
 
 
 def _optimiser(run: RunSettings, width: int) -> tuple[RunSettings, str]:
-    """With an optimiser and a rate, and the reason for AdamW where it was not asked for."""
+    """Fill optimiser and learning rate; return the reason if AdamW was chosen here."""
     optim, why = run.optim, ""
     if optim is None and run.lr is not None:
         optim, why = "adamw", " (since --lr is given without --optim)"
@@ -89,7 +89,7 @@ def _optimiser(run: RunSettings, width: int) -> tuple[RunSettings, str]:
 
 
 def _amount(run: RunSettings, rows: int, processes: int) -> RunSettings:
-    """With epochs, rows of a forward and forwards of a step."""
+    """Fill epochs, rows per forward and forwards per step."""
     epochs = run.num_epochs
     if epochs is None:
         epochs = float(max(1, min(MOST_EPOCHS, math.ceil(STEPS / rows))))
@@ -100,13 +100,13 @@ def _amount(run: RunSettings, rows: int, processes: int) -> RunSettings:
         bs = min(each, ROWS_AT_ONCE)
         forwards = math.ceil(each / bs)
     run = run.model_copy(update={"train_bs": bs or 1, "gradient_accumulation_steps": forwards or 1})
-    if run.num_epochs is None and run.max_steps is not None:  # which then alone says how long
+    if run.num_epochs is None and run.max_steps is not None:  # which alone determines the length
         epochs = float(math.ceil(run.max_steps * rows_per_step(run, processes) / rows) + 1)
     return run.model_copy(update={"num_epochs": epochs})
 
 
 def _warning(given: RunSettings, total: int, per_step: int) -> str:
-    """Words for a run that is too short, with what would make it longer."""
+    """Warning about a run that is too short, with a remedy; "" if it is long enough."""
     ways = ["add data"]
     if given.max_steps == total:
         ways = ["raise --max-steps"]

@@ -1,6 +1,6 @@
-"""Evaluation of a draft on held-out conversations: the engine answers their prompts as it does for users, and counts.
+"""Evaluation of drafts on held-out conversations, by the engine as it serves users.
 
-Acceptance length is tokens per forward of the target, bonus token included.
+The acceptance length is the number of tokens per forward of the target, bonus token included.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CATEGORY = "category"  # key of a conversation by which results are grouped
 
 
 class Question(NamedTuple):
-    """A prompt, and what the user says after its answer.
+    """Prompt with the later turns of the user.
 
     Attributes:
-        ids: of the prompt.
-        category: what kind it is, "" if the data do not say.
-        messages: the prompt as a conversation, empty where it is a text.
-        later: the user's turns after the first answer, the second answer and so on.
+        ids: token ids of the prompt.
+        category: category of the prompt, "" if the data have none.
+        messages: prompt as a conversation, empty for a text.
+        later: user turns after the first answer, the second answer and so on.
     """
 
     ids: list[int]
@@ -42,7 +42,7 @@ class Question(NamedTuple):
     later: tuple[str, ...] = ()
 
     def next(self, answer: str, tokenizer: Tokenizer) -> Question:
-        """The question with its answer and the user's next turn."""
+        """Question extended by its answer and the user's next turn."""
         said = ({"role": "assistant", "content": answer}, {"role": "user", "content": self.later[0]})
         messages = (*self.messages, *said)
         return Question(_ids(Conversation(messages), tokenizer), self.category, messages, self.later[1:])
@@ -50,13 +50,14 @@ class Question(NamedTuple):
 
 @dataclass(frozen=True)
 class Asked:
-    """Settings of an evaluation of drafts.
+    """Settings of an evaluation.
 
     Attributes:
-        max_draft_len: longest draft, always drafted in full.
-        tokens: of each answer, at most.
-        temperature, seed: of the draws; temperature 0 is greedy.
-        engine: further keys of `EngineConfig`.
+        max_draft_len: draft length, which every draft has.
+        tokens: most tokens of each answer.
+        temperature: sampling temperature; 0 for greedy.
+        seed: sampling seed.
+        engine: further fields of `EngineConfig`.
     """
 
     max_draft_len: int = 5
@@ -68,15 +69,17 @@ class Asked:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of drafting for a set of prompts.
+    """Results of an evaluation.
 
     Attributes:
-        prompts, tokens, forwards: prompts, each turn of a conversation being one, tokens emitted, and forwards of the
-            target that they took.
-        drafts, accepted: forwards with a draft, and guesses accepted in them.
-        by_position: for each place of a draft, the share of its guesses that were accepted after all before it were.
-        by_category: acceptance length of each kind of prompt.
-        left_out: later turns that did not fit into the context after the answers before them.
+        prompts: number of prompts; each turn of a conversation is one.
+        tokens: number of emitted tokens.
+        forwards: number of forwards of the target.
+        drafts: number of forwards with a draft.
+        accepted: number of accepted draft tokens.
+        by_position: acceptance rate of each draft position, given that all earlier positions were accepted.
+        by_category: acceptance length of each category.
+        left_out: number of later turns that did not fit into the context.
     """
 
     prompts: int
@@ -94,19 +97,19 @@ class Evaluation:
 
     @property
     def tokens_per_draft(self) -> float:
-        """1 + accepted / drafts, vLLM's acceptance length: the forwards that read the prompts are left out."""
+        """vLLM's acceptance length 1 + accepted / drafts, without the forwards that read prompts."""
         return 1 + self.accepted / max(self.drafts, 1)
 
 
 def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[Question]:
-    """The prompts of the first conversations of a file: all but each one's last answer.
+    """Read the prompts of the first conversations of a file: each without its last answer.
 
-    The files of published benchmarks are read too; the turns of MT-Bench and Spec-Bench follow the model's own answers.
+    Files of published benchmarks are supported; the turns of MT-Bench and Spec-Bench follow the model's own answers.
     Conversations whose first prompt is too long for the model are left out.
 
     Raises:
         DataError: the file is unreadable, or none of its conversations has a prompt that fits.
-        RequestError: a line has no known form.
+        RequestError: a line has no known format.
     """
     return _questions(file, llm.tokenizer, llm.max_seq_len, count, tokens)
 
@@ -128,7 +131,7 @@ def _questions(file: str | Path, tokenizer: Tokenizer, context: int, count: int,
 
 
 def _question(row: DataRow, tokenizer: Tokenizer) -> Question | None:
-    """The prompt of a row, None where it has none."""
+    """Prompt of a row, None if it has none."""
     source: Source
     later: tuple[str, ...] = ()
     category = str(row.entry.get(CATEGORY, ""))
@@ -156,10 +159,10 @@ def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
 
 
 def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked, *, progress: bool = False) -> Evaluation:
-    """Answer the prompts and count; a later turn follows the model's own answer, of at most `asked.tokens`.
+    """Generate answers to the prompts and count; later turns follow the model's own answers of at most `asked.tokens`.
 
     Args:
-        progress: show a bar of finished answers on standard error, where that is a terminal.
+        progress: show a progress bar on standard error if it is a terminal.
     """
     params = SamplingParams(max_tokens=asked.tokens, temperature=asked.temperature, seed=asked.seed)
     every: list[SpeculationStats] = []
@@ -185,22 +188,22 @@ def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked, *, progress:
 
 
 def _by_position(total: SpeculationStats) -> list[float]:
-    # A draft of which a guesses were accepted had its first a guesses accepted.
+    # If n tokens of a draft were accepted, these were its first n.
     accepted = [sum(total.accepted_lengths[place + 1 :]) for place in range(len(total.tried))]
     return [right / max(tried, 1) for right, tried in zip(accepted, total.tried, strict=True)]
 
 
 def open_llm(target: str, draft: str, asked: Asked) -> LLM:
-    """The engine that evaluates a draft: every draft has its full length."""
+    """Open the engine for an evaluation, with a fixed draft length."""
     speculative = {"max_draft_len": asked.max_draft_len, "adaptive": False}
     return LLM(target, draft, speculative, **(asked.engine or {}))
 
 
 def evaluator_of(target: str, file: str, count: int, asked: Asked) -> Callable[[Path], float]:
-    """A function that evaluates heads in directories, by the acceptance length on a file's prompts.
+    """Make a function from the directory of a head to its acceptance length on a file's prompts.
 
     Raises:
-        DataError, RequestError: the file is unreadable, or none of its prompts fits; now rather than after hours.
+        DataError, RequestError: the file is unreadable, or none of its prompts fits; raised at once, before training.
     """
     directory = target_directory(target)
     tokenizer = load_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""Log of a run: a line of JSON per event, TensorBoard, and curves of both as a picture."""
+"""Log of a run: one line of JSON per event, TensorBoard, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LOG, CURVES = "log.jsonl", "curves.png"
 
 
 class Journal:
-    """The log of a run; what an interrupted run wrote past the step it goes on from is cut off.
+    """Log of a run; entries of an interrupted run after the step from which it continues are removed.
 
     Args:
-        directory: of the run; it exists.
-        step: the step that the run goes on from, 0 for a new one.
+        directory: existing directory of the run.
+        step: step from which the run continues, 0 for a new run.
     """
 
     def __init__(self, directory: Path, step: int) -> None:
@@ -32,7 +32,7 @@ class Journal:
         self._board = _board(directory, step)
 
     def entries(self) -> list[dict[str, Any]]:
-        """All whole lines, oldest first.
+        """Complete entries, oldest first.
 
         Raises:
             DataError: the file is not the log of a run.
@@ -49,7 +49,7 @@ class Journal:
         return [entry for entry in found if entry is not None]
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One event: numbers, or lists of numbers by step of the unrolled draft."""
+        """Write an event: numbers, or lists of numbers by step of the unrolled draft."""
         with self._file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"step": step, **values}) + "\n")
         for name, value in values.items():
@@ -60,13 +60,13 @@ class Journal:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Draw the curves; the log itself is always whole."""
+        """Draw the curves and close the log."""
         self._board.close()
         draw(self.entries(), self._directory / CURVES)
 
 
 def _entry(line: str) -> dict[str, Any] | None:
-    """An event, None for anything else."""
+    """Event of a line, None for other lines."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
@@ -85,12 +85,12 @@ def _board(directory: Path, step: int) -> SummaryWriter:
 
 
 def missing(package: str) -> str:
-    """Words for a package of the extra that is not installed."""
+    """Message about a package of the extra that is not installed."""
     return f"training needs {package}, which is not installed; run: pip install 'sametoken[train]'"
 
 
 def draw(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Loss, accuracy by step of the draft and acceptance lengths over the steps of a run, as a PNG."""
+    """Draw a PNG of loss, accuracy by step of the draft, and acceptance lengths over the steps of a run."""
     try:
         import matplotlib
     except ImportError as error:

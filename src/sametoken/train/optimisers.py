@@ -1,7 +1,7 @@
-"""Optimisers: AdamW, or Muon for the matrices inside a head and AdamW for the rest.
+"""Optimisers: AdamW, or Muon for the matrices inside a head with AdamW for all other parameters.
 
-Muon (Jordan et al. 2024) makes every update of a matrix orthogonal, which gets further in few steps; its rate is scaled
-so that one learning rate means the same for both (Liu et al., arXiv 2502.16982).
+Muon (Jordan et al. 2024) orthogonalises every update of a matrix, which needs fewer steps; its rate is scaled so that
+one learning rate fits both (Liu et al., arXiv 2502.16982).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Name = Literal["adamw", "muon"]
 
 
 def optimisers(model: nn.Module, name: Name, decay: float) -> list[torch.optim.Optimizer]:
-    """The optimisers of all that is trained, whole or sharded; norms and biases do not decay.
+    """Optimisers of all trained parameters, whole or sharded; norms and biases do not decay.
 
     Args:
-        name: "muon" has AdamW beside it for vectors, token vectors and output layers.
-        decay: of matrices, for each step and unit of the learning rate.
+        name: "adamw", or "muon" with AdamW for vectors, embeddings and output layers.
+        decay: weight decay of matrices, per step and unit of the learning rate.
     """
     inner = [p for n, p in model.named_parameters() if name == "muon" and _is_inner(n, p)]
     taken = {id(parameter) for parameter in inner}
@@ -36,15 +36,15 @@ def optimisers(model: nn.Module, name: Name, decay: float) -> list[torch.optim.O
 
 
 class ShardedMuon(torch.optim.Muon):
-    """torch's Muon for sharded matrices.
+    """Muon of torch for sharded matrices.
 
-    Momentum is computed on the shards. The update of a matrix is then gathered, every process makes the whole of it
-    orthogonal, as it does where matrices are not sharded, and each adds its own rows.
+    Momentum is computed on the shards. The update of a matrix is then gathered, every process orthogonalises the whole
+    update, as for unsharded matrices, and each adds its own rows.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step; `closure` is not supported."""
+        """Perform one step; `closure` is not supported."""
         assert closure is None
         for group in self.param_groups:
             for matrix in group["params"]:
@@ -62,7 +62,7 @@ class ShardedMuon(torch.optim.Muon):
 
 
 def _orthogonal_step(update: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Muon's update of a whole matrix: torch's step from zeros, without momentum and weight decay."""
+    """Update of a whole matrix by Muon: torch's step from zeros, without momentum and weight decay."""
     moved = nn.Parameter(torch.zeros_like(update))
     moved.grad = update
     kept = {name: group[name] for name in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}

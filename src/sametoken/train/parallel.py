@@ -1,6 +1,6 @@
-"""Processes that share a step: their number, the wrapper of what they train, sums over them, whole states from them.
+"""Data parallelism: processes that share a step, the wrapper of the trained module, sums, and whole states.
 
-Copies are torch's DistributedDataParallel; sharding is its fully_shard, over the whole draft at once.
+Replicated drafts use torch's DistributedDataParallel; sharded ones use fully_shard on the whole draft at once.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ M_MMAP_MAX, M_TRIM_THRESHOLD = -4, -1  # of mallopt
 
 
 class Parallel:
-    """The processes of a run.
+    """Processes of a run.
 
     Args:
-        device: "auto", or where this process computes.
-        fsdp: shard what is trained instead of copying it. `fsdp_target`: shard the target too.
-        alike: what must be equal in all processes, by a name that an error may say.
+        device: device of this process, or "auto".
+        fsdp: shard the draft instead of replicating it.
+        fsdp_target: shard the target too.
+        alike: values that must be equal in all processes, by a name for error messages.
 
     Attributes:
-        rank, count: of the processes. `main`: whether this one writes and evaluates. `first_here`: of its host.
-        in_step: every process must make the same number of forwards, since weights are gathered for each.
+        rank: rank of this process.
+        count: number of processes.
+        main: true for the process that writes and evaluates.
+        first_here: true for the first process of a host.
+        in_step: true if all processes must make the same number of forwards, since each gathers weights.
 
     Raises:
-        ConfigError: there is no such device, or the processes were not started alike.
-        SametokenError: a process did not come in time.
+        ConfigError: there is no such device, or the processes have different settings.
+        SametokenError: a process did not connect in time.
     """
 
     def __init__(
@@ -60,56 +64,56 @@ class Parallel:
         self.main, self.first_here = place.rank == 0, place.rank % place.here == 0
         self.in_step = self.count > 1 and (fsdp or fsdp_target)
         self.device = torch.device("cpu") if cpu else torch.device("cuda", place.rank % place.here)
-        if self.device.type == "cpu" and not fsdp_target:  # whose blocks come and go
+        if self.device.type == "cpu" and not fsdp_target:  # whose gathered blocks are freed after use
             _keep_memory()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         self._processes = Processes(place, self.device, alike) if self.count > 1 else None
 
     def together(self) -> AbstractContextManager[None]:
-        """Context of work that all processes share; an error in one process is an error in all."""
+        """Context of collective work; an error in one process ends all."""
         return nullcontext() if self._processes is None else self._processes.together()
 
     def require_equal(self, name: str, value: str) -> None:
-        """Raise ConfigError in every process if they do not all give the same value."""
+        """Raise ConfigError in every process unless all pass the same value."""
         if self._processes is not None:
             self._processes.require_equal(name, value)
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """All processes in a row, among which weights are sharded."""
+        """One-dimensional mesh of all processes, over which weights are sharded."""
         return init_device_mesh(self.device.type, (self.count,))
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """Module to call instead of `module`, whose parameters may be other objects afterwards."""
+        """Module to call instead of `module`, whose parameters may be replaced by other objects."""
         if self.count == 1:
             return module
         if self._fsdp:
-            for tensor in module.state_dict().values():  # as DistributedDataParallel does
+            for tensor in module.state_dict().values():  # like DistributedDataParallel
                 torch.distributed.broadcast(tensor, 0)
             fully_shard(module, mesh=self.mesh)
             return module
         return nn.parallel.DistributedDataParallel(module)
 
     def waiting(self, module: nn.Module, wait: bool) -> AbstractContextManager[Any]:
-        """Within it a backward does not exchange gradients, because another follows."""
+        """Context in which, if `wait`, backward does not exchange gradients, because another backward follows."""
         if self.count == 1 or not wait or self._fsdp:
             return nullcontext()
         return module.no_sync()  # type: ignore[no-any-return,operator]
 
     def clip(self, module: nn.Module, norm: float) -> float:
-        """Clip the gradients to a norm over all of them; return what it was."""
+        """Clip the gradients to a total norm; return the norm before."""
         found = torch.nn.utils.clip_grad_norm_(module.parameters(), norm)
         return float(found.full_tensor() if hasattr(found, "full_tensor") else found)
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the processes."""
+        """Sum over the processes."""
         if self.count > 1:
             torch.distributed.all_reduce(values)
         return values
 
     def most(self, number: int) -> int:
-        """The largest number that any process gives."""
+        """Maximum over the processes."""
         found = torch.tensor(number)
         if self.count > 1:
             torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
@@ -123,7 +127,7 @@ class Parallel:
         return said[0]
 
     def sent(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The main process's tensors on the CPU, in all of them."""
+        """Tensors of the main process, on the CPU, in all processes."""
         kinds = self.agreed({name: (each.shape, each.dtype) for name, each in tensors.items()})
         found = {
             name: tensors[name] if self.main else torch.empty(shape, dtype=dtype)
@@ -137,7 +141,7 @@ class Parallel:
 def whole_states(
     module: nn.Module, optimisers: Sequence[torch.optim.Optimizer]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Weights by name, and the optimisers' moments by "name/kind", whole and on the CPU; call it in every process."""
+    """Whole weights by name and optimiser moments by "name/kind", on the CPU; call in every process."""
     weights: Mapping[str, Any] = get_model_state_dict(module, options=WHOLE)
     states: Any = get_optimizer_state_dict(module, optimisers, options=WHOLE)["state"]
     moments = {f"{name}/{kind}": value.cpu() for name, kinds in states.items() for kind, value in kinds.items()}
@@ -150,10 +154,10 @@ def restore(
     weights: Mapping[str, Tensor],
     moments: Mapping[str, Tensor],
 ) -> None:
-    """Put whole states back, whatever the number of processes is now.
+    """Load whole states, for any number of processes.
 
     Raises:
-        CheckpointError: they are not those of this module; nothing was put back. All processes raise it.
+        CheckpointError: the states do not fit the module; raised in all processes, before any change.
     """
     found: dict[str, Any] = get_optimizer_state_dict(module, optimisers, options=WHOLE)
     states: dict[str, Any] = {}
@@ -171,7 +175,7 @@ def restore(
 
 
 def _check(what: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of other names, shapes or types than a module's own, and those that hold no numbers."""
+    """Raise for tensors whose names, shapes or types differ from the module's, and for tensors with NaN or infinity."""
     for name in sorted({*given, *own}):
         there, here = (_form(tensors.get(name)) for tensors in (given, own))
         if there != here:
@@ -185,7 +189,7 @@ def _form(tensor: Tensor | None) -> str:
 
 
 def _keep_memory() -> None:
-    """Large tensors come from memory that stays with the process: fresh pages for each cost as much as a norm."""
+    """Keep freed memory of large tensors in the process: page faults on fresh memory cost as much as a norm."""
     if os.name == "posix" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)
         libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)

@@ -1,7 +1,7 @@
-"""The processes of a run: how they meet, the check that they were started alike, and the end of one of them.
+"""Processes of a run: connection, check of equal settings, and detection of failed processes.
 
-A process that ends with an error tells the others why. One that is killed or hangs shows no sign of life. Either way
-the others end within seconds, with an error that names it.
+A process that fails publishes its error; a process that is killed or hangs stops sending heartbeats. In both cases the
+others end within seconds, with an error that names the process.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from sametoken.parallel.group import RankGroup
 from sametoken.parallel.host import interface_of, own_address
 from sametoken.parallel.place import RankPlace
 
-LOOKS_S = 0.25  # between looks at the others
-FOUND_S = 9.0  # in which the reason of a failed collective is known: longer than a silent process is waited for
-RAISES_S = 2.0  # that a computation has to end by itself, since it knows that another process has ended
-LEAVES_S = 5.0  # that rank 0, which may have the store, waits for the others to learn why it ends
+LOOKS_S = 0.25  # polling interval
+FOUND_S = 9.0  # time limit to find the reason of a failed collective; longer than the timeout of heartbeats
+RAISES_S = 2.0  # time for a computation to end by itself after another process has ended
+LEAVES_S = 5.0  # time that rank 0, which may host the store, waits for the others to read its error
 ENDED, LEARNED = "ended", "learned"
 
 
 class Processes:
-    """The processes that torchrun, accelerate or mpirun started; torch.distributed works among them afterwards.
+    """Processes started by torchrun, accelerate or mpirun; initialises torch.distributed.
 
     Args:
-        place: of this process.
-        device: where it computes.
-        alike: what must be equal in all of them, by a name that an error may say.
+        place: place of this process.
+        device: device of this process.
+        alike: values that must be equal in all processes, by a name for error messages.
 
     Raises:
-        SametokenError: a process did not come in time, or is not reached.
-        ConfigError: the processes differ.
+        SametokenError: a process did not connect in time, or cannot be reached.
+        ConfigError: the processes have different values.
     """
 
     def __init__(self, place: RankPlace, device: torch.device, alike: Mapping[str, str]) -> None:
@@ -51,14 +51,14 @@ class Processes:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
         if INTERFACES not in os.environ and (name := interface_of(own_address(self._group.place))):
-            os.environ[INTERFACES] = name  # torch.distributed would take the interface of the host's name
+            os.environ[INTERFACES] = name  # torch.distributed would choose the interface of the host's name
         backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:nccl"
         torch.distributed.init_process_group(
             backend, store=self._group.store("run"), rank=place.rank, world_size=place.size, timeout=FOREVER
         )
 
     def require_equal(self, name: str, value: str) -> None:
-        """Raise ConfigError in every process if they do not all give the same value."""
+        """Raise ConfigError in every process unless all pass the same value."""
         found: list[str] = [""] * self.place.size
         torch.distributed.all_gather_object(found, value)
         for rank, other in enumerate(found):
@@ -67,16 +67,16 @@ class Processes:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Context of work that all processes share; an error in one ends the others.
+        """Context of collective work; an error in one process ends the others.
 
         Raises:
-            SametokenError: another process has ended; its own error is part of the message.
+            SametokenError: another process has ended; the message includes its error.
         """
         try:
             yield
         except BaseException as error:
             self._ending.set()
-            failed = isinstance(error, RuntimeError)  # as collectives fail
+            failed = isinstance(error, RuntimeError)  # raised by failed collectives
             words = self._found() if failed else None
             self._tell(LEARNED if words else ENDED, str(error) or type(error).__name__)
             self._leave()
@@ -89,14 +89,14 @@ class Processes:
         self._leave()
 
     def _found(self) -> str | None:
-        """Process that has ended, after some time in which that is found out; None if none has."""
+        """Message about the process that has ended, found within a time limit; None if none has ended."""
         end = time.monotonic() + FOUND_S
         while (words := self._gone()) is None and time.monotonic() < end:
             time.sleep(LOOKS_S)
         return words
 
     def _gone(self) -> str | None:
-        """Process that has ended as far as is known, and why; the store does not answer where a network is gone."""
+        """Message about a process that has ended, None if none is known; a lost store counts as an ended process."""
         if self._group.failure is not None:
             return _named(self._group.failure)
         try:
@@ -108,26 +108,26 @@ class Processes:
         return None
 
     def _watch(self) -> None:
-        """Look for what the others say when they end."""
+        """Poll for messages of ended processes."""
         while not self._ending.wait(LOOKS_S):
             if (words := self._gone()) is not None:
                 self._end(words, awaited=self._group.failure is None)
 
     def _end(self, words: str, *, awaited: bool = False) -> None:
-        """End this process, whose computation waits for one that is gone. `awaited`: that one waits for it."""
+        """End this process, whose computation waits for an ended one; `awaited`: acknowledge its message first."""
         if self._ending.wait(RAISES_S):
             return
         print(f"error: {words}", file=sys.stderr, flush=True)
         if awaited:
             self._tell(LEARNED, words)
-        os._exit(2)  # as an error that this process had met itself
+        os._exit(2)  # the exit code of errors
 
     def _tell(self, key: str, words: str) -> None:
-        with suppress(RuntimeError):  # the store is gone
+        with suppress(RuntimeError):  # the store is lost
             self._group.say(key, words)
 
     def _leave(self) -> None:
-        """Close the connections, on rank 0 after a limited wait until the other processes have read of an error."""
+        """Close the connections; on rank 0 after a limited wait for the others to read an error."""
         self._watcher.join()
         end = time.monotonic() + LEAVES_S
         with suppress(SametokenError):

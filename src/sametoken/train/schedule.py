@@ -1,6 +1,6 @@
-"""A run step by step as pure functions: the rows of a step and its learning rate.
+"""Schedule of a run as pure functions: the rows and the learning rate of each step.
 
-Nothing here has state, so a run can go on from a step with nothing but its number.
+There is no state, so a run can continue from the number of a step alone.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from sametoken.errors import DataError
 from sametoken.train.dataset.packing import pack
 from sametoken.train.settings import ROW, RunSettings
 
-Row = list[int]  # samples that are packed together
+Row = list[int]  # samples packed together
 
 
 class Step(NamedTuple):
-    """One step of the optimiser.
+    """Step of the optimiser.
 
     Attributes:
-        number: from 0 over the whole run. `epoch`: it belongs to.
-        rows: of all processes together.
+        number: number of the step, from 0 over the whole run.
+        epoch: epoch of the step.
+        rows: rows of all processes together.
     """
 
     number: int
@@ -30,10 +31,10 @@ class Step(NamedTuple):
 
 
 def rows_of(lengths: Sequence[int], run: RunSettings, epoch: int) -> list[list[int]]:
-    """An epoch's rows. Where no length of a row was given, a sample that is longer than `ROW` is a row of its own.
+    """Rows of an epoch. Without a given row length, a sample longer than `ROW` is a separate row.
 
     Raises:
-        DataError: a sample is longer than the length that was given.
+        DataError: a sample is longer than the given row length.
     """
     given = run.training_seq_len
     bounded = lengths if given else [min(length, ROW) for length in lengths]
@@ -41,27 +42,27 @@ def rows_of(lengths: Sequence[int], run: RunSettings, epoch: int) -> list[list[i
 
 
 def rows_per_step(run: RunSettings, processes: int) -> int:
-    """Rows of a step of all processes together; the plan is filled."""
+    """Rows per step of all processes together, of a filled plan."""
     return (run.train_bs or 1) * (run.gradient_accumulation_steps or 1) * processes
 
 
 def steps_of_run(run: RunSettings, rows: int, processes: int) -> int:
-    """Steps of a run whose epochs have so many rows; the plan is filled."""
+    """Steps of a run with this number of rows per epoch, of a filled plan."""
     whole, left = divmod(rows, rows_per_step(run, processes))
     steps = max(1, round((whole + (left >= processes)) * (run.num_epochs or 1)))
     return steps if run.max_steps is None else min(steps, run.max_steps)
 
 
 class Schedule:
-    """The steps of a run.
+    """Steps of a run.
 
     Args:
-        lengths: tokens of each sample.
-        settings: of the run, from `defaults.filled`.
-        processes: how many share each step.
+        lengths: number of tokens of each sample.
+        settings: settings of the run, from `defaults.filled`.
+        processes: number of processes that share each step.
 
     Raises:
-        DataError: the data are too few for so many processes, or a sample is longer than a row.
+        DataError: the data are too few for the number of processes, or a sample is longer than a row.
     """
 
     def __init__(self, lengths: Sequence[int], settings: RunSettings, processes: int) -> None:
@@ -76,7 +77,7 @@ class Schedule:
         self.total = steps_of_run(settings, len(rows_of(lengths, settings, 0)), processes)
 
     def steps(self, first: int) -> Iterator[Step]:
-        """The steps from number `first` to the end."""
+        """Yield the steps from number `first` to the end."""
         number = epoch = 0
         while number < self.total:
             groups = self._epoch(epoch)
@@ -89,7 +90,7 @@ class Schedule:
             number, epoch = number + len(groups), epoch + 1
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step."""
+        """Learning rate of a step."""
         settings = self._settings
         assert settings.lr is not None
         warm = settings.warmup_steps if settings.warmup_steps is not None else round(settings.warmup_ratio * self.total)
@@ -100,7 +101,7 @@ class Schedule:
         return settings.lr * factor[settings.lr_scheduler_type]
 
     def _epoch(self, epoch: int) -> list[list[Row]]:
-        """An epoch's rows by step; a last step may have fewer, but one for each process."""
+        """Rows of an epoch by step; the last step may have fewer, but at least one per process."""
         rows = rows_of(self._lengths, self._settings, epoch)
         groups = [rows[i : i + self.rows_per_step] for i in range(0, len(rows), self.rows_per_step)]
         return [group for group in groups if len(group) >= self._processes]

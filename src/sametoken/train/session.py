@@ -1,6 +1,6 @@
-"""From names and settings to a run: the target's outer layers, prepared samples, model in training, trainer.
+"""Setup of a run from names and settings: the target's outer layers, prepared samples, objective and trainer.
 
-The main process first does what writes files; the others then do what reads them.
+The main process first writes files; the others then read them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from sametoken.train.targets import BatchSource, check_data, from_disk, one_by_o
 from sametoken.train.trainer import Evaluator, Outcome, RunInputs, Trainer
 
 OF_A_HOST = ("output_dir", "data", "device", "threads", "num_gpu", "draft_config")  # may differ between processes
-PREPARED = "data"  # samples made from files of conversations, within the output directory
+PREPARED = "data"  # prepared samples within the output directory
 
 
 def train(
@@ -44,13 +44,13 @@ def train(
 
     Args:
         target: directory, Hub id or "embedded".
-        plan: what is None in it is chosen here, from the data.
-        evaluator: evaluates a head in a directory on held-out prompts.
-        tell: called with a line for the user now and then, in the main process.
+        plan: settings, in which None is replaced by a default for the data.
+        evaluator: function that evaluates a head in a directory on held-out prompts.
+        tell: called with progress messages in the main process.
         stop: once true, training ends after the step with a checkpoint.
 
     Raises:
-        SametokenError: a setting, the data, the target or a checkpoint is not what it must be; nothing was overwritten.
+        SametokenError: a setting, the data, the target or a checkpoint is invalid; no file was overwritten.
     """
     _check(plan)
     run = plan.run
@@ -74,12 +74,12 @@ def _alike(plan: TrainingSettings, data: DataSettings) -> dict[str, str]:
     """Options that must be equal in all processes; file names may differ between hosts."""
     groups: tuple[Settings, ...] = (*plan, data)
     options = {name: getattr(group, name) for group in groups for name in type(group).model_fields}
-    options |= {name: options[name] is not None for name in ("init_from", "eval_data")}  # a file, or none
+    options |= {name: options[name] is not None for name in ("init_from", "eval_data")}  # a file name, or None
     return {_spelled(name): str(value) for name, value in options.items() if name not in OF_A_HOST}
 
 
 def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSettings, parallel: Parallel) -> Prepared:
-    """Prepared samples: those of a directory, or made from conversations by the main process."""
+    """Prepared samples, read from a directory or prepared from conversations by the main process."""
     if data.data is None:
         raise ConfigError("got no --data; expected a file of conversations, or a directory of `sametoken prepare`")
     if (user_path(data.data) / MANIFEST).exists():
@@ -94,7 +94,7 @@ def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSet
     if parallel.main:
         _prepare(target, directory, plan, data, place)
     parallel.agreed(None)
-    if parallel.first_here and not (place / MANIFEST).exists():  # another host, with a disk of its own
+    if parallel.first_here and not (place / MANIFEST).exists():  # another host, with its own disk
         _prepare(target, directory, plan, data, place)
     parallel.most(0)
     return Prepared.open(place)
@@ -116,7 +116,7 @@ def _inputs(target: str, directory: Path, plan: TrainingSettings, samples: Prepa
     device = parallel.device
     stated = getattr(torch, ModelConfig.from_hf(read_config(directory)).dtype)
     if device.type == "cpu" and stated == torch.float16:
-        stated = torch.bfloat16  # as the engine serves it there
+        stated = torch.bfloat16  # like the engine on that device
     computed = stated if plan.run.dtype == "auto" else getattr(torch, plan.run.dtype)
     objective = _objective(target, directory, plan, samples, read_outer(directory, stated, device), computed)
     if (rewriting := _rewriting(plan)) and samples.hidden_states is not None:
@@ -131,7 +131,7 @@ def _source(
     directory: Path, objective: Objective, plan: TrainingSettings, samples: Prepared, dtype: torch.dtype,
     parallel: Parallel,
 ) -> BatchSource:  # fmt: skip
-    """The target's hidden states: from disk where they are there, otherwise by running it."""
+    """Source of the target's hidden states: from disk if they are stored, otherwise by running the target."""
     check_data(directory, objective.taps, samples)
     if samples.hidden_states is not None:
         if plan.run.fsdp_target:
@@ -165,7 +165,7 @@ def _objective(
 
 
 def _check(plan: TrainingSettings) -> None:
-    """Refuse settings that contradict each other."""
+    """Raise for settings that contradict each other."""
     loss = plan.loss
     for name, field in type(loss).model_fields.items():
         modes = modes_with("loss", name)
@@ -177,7 +177,7 @@ def _check(plan: TrainingSettings) -> None:
 
 
 def _rewriting(plan: TrainingSettings) -> str:
-    """The option with which the draft writes answers of its own, as it is spelled; "" where it does not."""
+    """Command line option for on-policy answers if it is on, otherwise ""."""
     name = plan.head.training.rewriting
     return _spelled(name) if name and getattr(plan.loss, name) else ""
 

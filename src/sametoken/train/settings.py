@@ -1,6 +1,6 @@
-"""Settings of training: the options that `options.training` declares, and those that kinds declare.
+"""Settings of training: the options of `options.training`, and those of kinds.
 
-Nothing here needs torch, so that a wrong option is refused before anything is loaded.
+This module needs no torch, so that a wrong option is an error before anything is loaded.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ else:
 
 
 class _Chosen(HeadOptions):
-    """The kind of draft, and its architecture."""
+    """Options for the kind of draft."""
 
     mode: Mode = MODES[0]
 
@@ -54,12 +54,12 @@ class _Chosen(HeadOptions):
 
     @property
     def method(self) -> str:
-        """The mode without aliases."""
+        """Mode with aliases resolved."""
         return ALIASES.get(self.mode, self.mode)
 
     @property
     def kind(self) -> Kind:
-        """The kind of draft."""
+        """Kind of draft."""
         return TRAINED[self.method].kind
 
     @property
@@ -69,7 +69,7 @@ class _Chosen(HeadOptions):
 
 
 def _joined(name: str, *groups: type[Settings]) -> Any:
-    """One class with the options of several, each once."""
+    """Class with the options of several classes, each once."""
     distinct = tuple(dict.fromkeys(groups))
     parts = [one for one in distinct if not any(issubclass(other, one) for other in distinct if other is not one)]
     return type(name, tuple(parts), {"__module__": __name__, "__doc__": groups[0].__doc__})
@@ -88,7 +88,7 @@ else:
     _said += [f"{alias} stands for {mode}" for alias, mode in ALIASES.items()]
     HeadSettings.model_fields["mode"].description = f"what is trained: {'; '.join(_said)}."
 
-# Do not change what is computed, or change it only as far as sums in another order do.
+# Settings without effect on results, other than the order of sums.
 FREE = ("train_bs", "gradient_accumulation_steps", "num_gpu", "fsdp", "fsdp_target", "device", "threads",
         "fsdp_transformer_layer_cls_to_wrap", "gradient_checkpointing")  # fmt: skip
 
@@ -96,7 +96,7 @@ GROUPS: tuple[type[Settings], ...] = (HeadSettings, LossSettings, RunSettings, K
 
 
 class TrainingSettings(NamedTuple):
-    """The settings of a run by their groups."""
+    """Settings of a run by groups."""
 
     head: HeadSettings
     loss: LossSettings
@@ -104,6 +104,6 @@ class TrainingSettings(NamedTuple):
     keep: KeepSettings
 
     def deciding(self) -> dict[str, Any]:
-        """The values that decide what is computed, by name, as JSON holds them."""
+        """JSON values of the settings that determine the results, by name."""
         chosen = {**self.head.model_dump(mode="json"), **self.loss.model_dump(mode="json")}
         return chosen | {name: value for name, value in self.run.model_dump(mode="json").items() if name not in FREE}

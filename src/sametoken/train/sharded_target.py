@@ -1,6 +1,6 @@
-"""A frozen target whose blocks are sharded among the processes of a run (FSDP2), which read their batches in step.
+"""Frozen target whose blocks are sharded over the processes of a run (FSDP2), which read their batches in lockstep.
 
-Each process holds a share of every block, and has a whole block only while it computes with it.
+Each process stores a share of every block, and gathers a whole block only during its computation.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sametoken.speculation.draft import chain_mask
 from sametoken.train.dataset.extraction import PAGE, features
 from sametoken.train.targets import BatchSource
 
-GATHERED_TOKENS = 2048  # of a document in a forward; each forward gathers the whole target, so pieces are long
+GATHERED_TOKENS = 2048  # tokens of a document per forward; long, since each forward gathers the whole target
 
 
 class _Inner(nn.Module):
-    """The parts of a decoder that are read from its files: all but what a run holds already."""
+    """Parts of a decoder that are read from its files: all but the outer layers, which a run has already."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class _Inner(nn.Module):
 
 
 def load_sharded(directory: Path, outer: OuterLayers, dtype: torch.dtype, mesh: DeviceMesh) -> Decoder:
-    """The decoder of a checkpoint, each block of which is sharded as soon as it is read; it cannot compute logits.
+    """Load a decoder without output head, sharding each block as soon as it is read.
 
     Args:
-        outer: of the same checkpoint; its token vectors are used, not copied.
-        mesh: of the processes.
+        outer: outer layers of the same checkpoint, whose token embedding is shared, not copied.
+        mesh: mesh of the processes.
 
     Raises:
         CheckpointError: the target cannot be loaded.
@@ -52,7 +52,7 @@ def load_sharded(directory: Path, outer: OuterLayers, dtype: torch.dtype, mesh: 
     decoder.embed.weight = nn.Parameter(outer.vectors, requires_grad=False)
     inner, rules = _Inner(decoder), rules_for(config)
     wanted = {name for name, _ in inner.named_parameters()}
-    # Submodules of each block that are not read yet.
+    # Submodules of each block that were not read yet.
     missing = [{name.rpartition(".")[0] for name, _ in block.named_parameters()} for block in decoder.blocks]
 
     def stored() -> Iterator[Item]:
@@ -76,11 +76,11 @@ def load_sharded(directory: Path, outer: OuterLayers, dtype: torch.dtype, mesh: 
 
 
 def read_in_step(decoder: Decoder, taps: tuple[int, ...], most: Callable[[int], int]) -> BatchSource:
-    """Hidden states of batches by a decoder of `load_sharded`; every process calls it equally often.
+    """Source of hidden states of batches from `load_sharded`; all processes must call it equally often.
 
     Args:
-        taps: blocks whose outputs are wanted, 0-based.
-        most: the largest number that any process gives.
+        taps: 0-based blocks whose outputs are returned.
+        most: function for the maximum over the processes.
     """
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ def read_in_step(decoder: Decoder, taps: tuple[int, ...], most: Callable[[int], 
         cache = _cache(decoder, [len(tokens) for tokens in documents])
         pieces = -(-max(map(len, documents)) // GATHERED_TOKENS)
         found: list[list[Tensor]] = [[] for _ in documents]
-        for turn in range(most(pieces)):  # a process that has read everything reads its last piece again
+        for turn in range(most(pieces)):  # a process without further pieces reads its last piece again
             start = min(turn, pieces - 1) * GATHERED_TOKENS
             rows = [row for row, tokens in enumerate(documents) if len(tokens) > start]
             parts = [documents[row][start : start + GATHERED_TOKENS] for row in rows]
@@ -103,7 +103,7 @@ def read_in_step(decoder: Decoder, taps: tuple[int, ...], most: Callable[[int], 
 
 
 def _cache(decoder: Decoder, lengths: Sequence[int]) -> KVCache:
-    """A cache for documents, one a row."""
+    """KV cache with one document per row."""
     device, pages = decoder.embed.device, [-(-(length + 1) // PAGE) for length in lengths]
     table = PageTable(len(lengths), sum(pages) + 1, max(pages), PAGE, device)
     first = 1
@@ -114,6 +114,6 @@ def _cache(decoder: Decoder, lengths: Sequence[int]) -> KVCache:
 
 
 def _span(row: int, start: int, count: int, device: torch.device) -> Span:
-    """New tokens of a document that follow those before."""
+    """Span of new tokens of a document after the earlier ones."""
     rows, starts = torch.tensor([row], device=device), torch.tensor([start], device=device)
     return Span(rows, (row,), starts, chain_mask(1, count, device), count, start + count)

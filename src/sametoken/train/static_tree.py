@@ -1,4 +1,4 @@
-"""A tree of fixed shape for a head, from the target's own answers: measured and written into the head's directory."""
+"""Static tree of a head, measured on the target's own answers and written to the head's directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.train.evaluate import Question
 from sametoken.train.targets import read_outer, run
 
-ANSWER = 64  # tokens that are generated to measure on
+ANSWER = 64  # tokens generated for the measurement
 
 
 def write_tree(
@@ -28,7 +28,7 @@ def write_tree(
     """Measure a head on the target's own answers and write its best tree into its directory.
 
     Raises:
-        ConfigError: its kind has no trees of fixed shape, or none of its guesses was ever right.
+        ConfigError: the head's kind has no static trees, or no guess was ever correct.
     """
     place = target_directory(target)
     device = llm.engine.table.table.device

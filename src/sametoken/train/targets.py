@@ -1,4 +1,4 @@
-"""Outputs of a frozen target for training: hidden states of a document, token vectors and the output layer.
+"""Outputs of a frozen target for training: hidden states of a document, token embedding and output layer.
 
 Either the target runs in the process, or its hidden states are on disk and its blocks are never loaded.
 Legend: S tokens of a document, H hidden size, V vocabulary.
@@ -29,7 +29,7 @@ from sametoken.train.dataset.hidden_states import HiddenSpec
 from sametoken.train.dataset.prepared import Prepared
 
 Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
-BatchSource = Callable[[Sequence[int], Sequence[Tensor]], Features]  # of several, side by side
+BatchSource = Callable[[Sequence[int], Sequence[Tensor]], Features]  # features of several, concatenated
 
 
 def one_by_one(source: Source) -> BatchSource:
@@ -49,14 +49,14 @@ class _Stored(Protocol):
 
 
 def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
-    """Refuse samples or hidden states that are not for a target.
+    """Raise for samples or hidden states of another target.
 
     Args:
-        directory: the target's checkpoint.
-        taps: blocks whose outputs are wanted.
+        directory: checkpoint of the target.
+        taps: blocks whose outputs are needed.
 
     Raises:
-        DataError: the samples or the hidden states on disk are of another model, or of other blocks.
+        DataError: the samples or the stored hidden states belong to another model, or to other blocks.
     """
     data.check_target(directory)
     longest = max(data.lengths())
@@ -75,7 +75,7 @@ def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
 
 
 def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype, device: torch.device) -> Source:
-    """Hidden states by running the target, one document at a time, in pieces."""
+    """Source that runs the target on one document at a time, in pieces."""
     reader = FeatureReader(load_decoder(directory, dtype, device), taps, longest)
 
     def read(sample: int, tokens: Tensor) -> Features:
@@ -85,7 +85,7 @@ def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype
 
 
 def from_disk(stored: _Stored, dtype: torch.dtype, device: torch.device) -> Source:
-    """Hidden states as they were extracted."""
+    """Source of stored hidden states."""
 
     def read(sample: int, tokens: Tensor) -> Features:
         found = stored[sample]
@@ -97,7 +97,7 @@ def from_disk(stored: _Stored, dtype: torch.dtype, device: torch.device) -> Sour
 
 
 class _Outer(nn.Module):
-    """The parameters of a decoder outside its blocks."""
+    """Parameters of a decoder outside its blocks."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _Outer(nn.Module):
 
 
 class _Last(nn.Module):
-    """The parameters of a decoder between its blocks and its output layer."""
+    """Parameters of a decoder between its blocks and its output layer."""
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class _Last(nn.Module):
 
 
 def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> OuterLayers:
-    """Token vectors and output layer of a checkpoint, without its blocks."""
+    """Read token embedding and output layer of a checkpoint, without its blocks."""
     config = ModelConfig.from_hf(read_config(directory))
     with torch.device("meta"):
         outer = _Outer(config, dtype)
@@ -124,7 +124,7 @@ def read_outer(directory: Path, dtype: torch.dtype, device: torch.device) -> Out
 
 
 def read_norm(directory: Path, dtype: torch.dtype) -> RMSNorm:
-    """The final norm of a checkpoint."""
+    """Read the final norm of a checkpoint."""
     config = ModelConfig.from_hf(read_config(directory))
     with torch.device("meta"):
         last = _Last(config, dtype)
@@ -133,7 +133,7 @@ def read_norm(directory: Path, dtype: torch.dtype) -> RMSNorm:
 
 
 def _fill(part: nn.Module, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Load those parameters of a decoder that a module has, under their names in the decoder."""
+    """Load the parameters of a module by their names in the decoder."""
     rules = rules_for(ModelConfig.from_hf(read_config(directory)))
     wanted = {name for name, _ in part.named_parameters()}
 

@@ -1,7 +1,7 @@
-"""Training: steps over packed documents, evaluated on held-out acceptance, resumable bit for bit.
+"""Training loop over packed documents, with evaluations of held-out acceptance; resumable bit for bit.
 
-Which rows a step reads and at which rate follows from its number (`schedule`), so a run that goes on from a checkpoint
-computes what it would have computed without the interruption.
+The number of a step determines its rows and learning rate (`schedule`), so a run that continues from a checkpoint has
+the same results as one without interruption.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from sametoken.train.targets import BatchSource
 from sametoken.train.window import Window
 
 T = TypeVar("T")
-Evaluator = Callable[[Path], float]  # acceptance length of a draft in a directory, on held-out prompts
+Evaluator = Callable[[Path], float]  # from the directory of a draft to its acceptance length on held-out prompts
 
 
 class RunInputs(NamedTuple):
     """Inputs of a run.
 
     Attributes:
-        objective: what is trained.
-        source: of the target.
+        objective: objective with the draft.
+        source: source of the target's hidden states.
         data: prepared samples.
-        dtype: what is computed in.
+        dtype: dtype of computations.
     """
 
     objective: Objective
@@ -61,13 +61,14 @@ class Outcome(NamedTuple):
     """Outcome of a run.
 
     Attributes:
-        head: directory of what to serve.
-        steps: of the optimiser, earlier runs included. `total`: steps of the whole run.
-        best: its held-out acceptance length, None if it was not evaluated.
-        before: of the head that training in few bits began with: that length as it is, and rounded without training.
-        stopped_early: training ended because evaluations got no better.
-        stopped: a signal ended it; its checkpoint holds what was trained.
-        tokens_per_second: of this run, documents' tokens, without evaluations.
+        head: directory of the trained head.
+        steps: steps of the optimiser, earlier runs included.
+        total: steps of the whole run.
+        best: held-out acceptance length of the head, None if it was not evaluated.
+        before: acceptance lengths of the head from which quantisation-aware training started: plain, and rounded.
+        stopped_early: true if training ended because evaluations did not improve.
+        stopped: true if a signal ended training; the checkpoint has the state.
+        tokens_per_second: tokens of documents per second in this run, without evaluations.
     """
 
     head: Path
@@ -81,16 +82,16 @@ class Outcome(NamedTuple):
 
 
 class Trainer:
-    """One run.
+    """Training run.
 
     Args:
-        plan: without gaps, from `defaults.filled`.
-        evaluator: evaluates a head on held-out prompts, None for none; called in the main process.
-        tell: called with a line for the user now and then.
-        stop: once it is true in any of the processes, training ends after the step, with a checkpoint.
+        plan: complete settings, from `defaults.filled`.
+        evaluator: function that evaluates a head on held-out prompts in the main process, None for none.
+        tell: called with progress messages.
+        stop: once true in any process, training ends after the step, with a checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint to go on from is damaged or was made with other settings.
+        CheckpointError: the checkpoint to continue from is damaged or has other settings.
         DataError: the data are too few.
     """
 
@@ -115,7 +116,7 @@ class Trainer:
         self._resume()
 
     def run(self) -> Outcome:
-        """Train to the last step, or until evaluations got no better for long enough."""
+        """Train to the last step, or until evaluations have not improved for long enough."""
         journal = Journal(self.directory, self.progress["step"]) if self.parallel.main else None
         window = Window()
         try:
@@ -152,13 +153,13 @@ class Trainer:
             window.go_on()
 
     def _step(self, step: Step) -> AcceptanceMetrics:
-        """One step of the optimiser; this process's share of its figures."""
+        """Perform one step of the optimiser; return this process's share of the metrics."""
         run, parallel = self.plan.run, self.parallel
         mine = step.rows[parallel.rank :: parallel.count]
         at_once = run.train_bs or 1
         forwards = [mine[i : i + at_once] for i in range(0, len(mine), at_once)]
         own = len(forwards)
-        if parallel.in_step:  # a process with fewer rows than the first repeats some of them, which then count nothing
+        if parallel.in_step:  # a process with fewer rows than the first repeats rows with weight 0
             forwards += forwards[:1] * (-(-len(step.rows[:: parallel.count]) // at_once) - own)
         batches = [self._batch(rows, step.epoch) for rows in forwards]
         rule = self.plan.loss
@@ -172,7 +173,7 @@ class Trainer:
         for i, ((batch, samples), guesses) in enumerate(zip(batches, weighed, strict=True)):
             features = self._features(batch, samples)
             with parallel.waiting(self.model, i + 1 < len(batches)):
-                # Data parallelism averages over the processes; the weights already are shares of the whole step.
+                # Data parallelism averages over the processes, but the weights are already shares of the whole step.
                 share = parallel.count / total if i < own else torch.zeros_like(total)
                 loss, report = self.model(batch, features, guesses.weights * share)
                 loss.backward()
@@ -196,7 +197,7 @@ class Trainer:
     def _batch(self, rows: Sequence[Sequence[int]], epoch: int) -> tuple[Batch, list[int]]:
         samples = [sample for row in rows for sample in row]
         documents = [self.inputs.data[sample] for sample in samples]
-        # A sample's draws depend on the run's seed, the epoch and the sample, not on what is beside it.
+        # The draws of a sample depend on the run's seed, the epoch and the sample, not on the batch.
         seeds = torch.tensor([derived_seed(self.plan.run.seed, epoch, sample) for sample in samples])
         batch = Batch.of([(each.tokens, each.mask) for each in documents], self.parallel.device, seeds)
         return self.objective.rewritten(batch), samples
@@ -229,14 +230,14 @@ class Trainer:
         )
 
     def _evaluation_due(self) -> bool:
-        """True if the current head is due for an evaluation and was not evaluated yet."""
+        """True if an evaluation of the current head is due."""
         keep, done = self.plan.keep, self.progress["step"]
         if self._evaluator is None or keep.eval_steps is None or done <= self.progress["judged"]:
             return False
         return done % keep.eval_steps == 0 or (done == self.schedule.total and keep.do_eval)
 
     def _evaluate_existing(self, journal: Journal | None) -> None:
-        """Evaluate an existing head that was not evaluated in the same way, and repeat an interrupted one."""
+        """Evaluate an existing head that has no evaluation under these conditions, and repeat an interrupted one."""
         if self._evaluator is None:
             return
         conditions = evaluated_by(self.plan.keep)
@@ -250,7 +251,7 @@ class Trainer:
             self._evaluate_head(journal)
 
     def _evaluate_start(self, journal: Journal | None) -> None:
-        """Evaluate the head that training in few bits starts from: as it is, and rounded, which is the best so far."""
+        """Evaluate the initial head of quantisation-aware training, plain and rounded; keep the rounded one as best."""
         stored, origin = self.objective.stored, self.plan.head.init_from
         if self._evaluator is None or stored is None or origin is None or self.progress["step"] or self._stopping:
             return
@@ -281,7 +282,7 @@ class Trainer:
             return None
 
     def _evaluate_head(self, journal: Journal | None) -> None:
-        """Evaluate the head on held-out prompts, keep it if it is the best, and decide whether to go on."""
+        """Evaluate the head on held-out prompts, keep it if it is the best, and decide on early stopping."""
         weights, _ = whole_states(self.objective, self.optimisers)
         found = None
         if journal is not None and self._evaluator is not None:
@@ -303,7 +304,7 @@ class Trainer:
         self.parallel.agreed(None)
 
     def _evaluated_elsewhere(self, measure: Evaluator, weights: Mapping[str, torch.Tensor]) -> float:
-        """The evaluation of weights that take no place yet."""
+        """Evaluate weights in a temporary directory."""
         with tempfile.TemporaryDirectory(dir=self.directory, prefix=EVALUATED) as place:
             self.objective.write(Path(place) / self._part, weights)
             return measure(Path(place) / self._part)
@@ -328,7 +329,7 @@ class Trainer:
         }
 
     def _resume(self) -> None:
-        """Go on from the last checkpoint, which the main process reads for all."""
+        """Continue from the last checkpoint, which the main process reads for all."""
         saved = self._last_checkpoint() if self.parallel.main else None
         progress = self.parallel.agreed(None if saved is None else saved.progress)
         if progress is None:

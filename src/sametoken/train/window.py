@@ -1,4 +1,4 @@
-"""Progress of training since the last line of its log, and its speed without the time of evaluations and files."""
+"""Metrics of training since the last log entry, and its speed without evaluations and file writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sametoken.learning.loss import AcceptanceMetrics
 
 
 class Window:
-    """Figures since the last line of the log, and the time of training alone."""
+    """Metrics since the last log entry, and the time of training alone."""
 
     def __init__(self) -> None:
         self._report: AcceptanceMetrics | None = None
@@ -18,7 +18,7 @@ class Window:
         self.go_on()
 
     def go_on(self) -> None:
-        """Training goes on; what was done since the last `add` is not part of it."""
+        """Restart the clock: the time since the last `add` does not count."""
         self._mark = time.perf_counter()
 
     def add(self, report: AcceptanceMetrics, tokens: int) -> None:

@@ -1,6 +1,6 @@
-"""Hidden states of prepared samples: a target computes them, here or on servers, and they are written shard by shard.
+"""Extraction of hidden states of prepared samples, by a target in this process or on servers, shard by shard.
 
-A shard is complete or not there, so a stopped run goes on where it was, and several processes can divide the shards.
+Shards are written atomically, so an interrupted run can continue, and several processes can divide the shards.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from sametoken.train.dataset.hidden_states import (
 )
 from sametoken.train.dataset.prepared import SAMPLES, Prepared
 
-PIECE_TOKENS = 512  # tokens of a forward
+PIECE_TOKENS = 512  # tokens per forward
 PAGE = 32
-# Hidden states [S, n + 1, H] of each of some samples [S]: of the taps, and the last state after the final norm.
+# From samples [S] to hidden states [S, n + 1, H] of each: the taps, and the last state after the final norm.
 Reader = Callable[[Sequence[Tensor]], Iterable[Tensor]]
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30,
          "tib": 1 << 40}  # fmt: skip
 
 
 class FeatureReader:
-    """A target that reads one sequence at a time, in pieces, with a cache of its own.
+    """Target that reads one sequence at a time, in pieces, with its own KV cache.
 
     Args:
-        decoder: the target.
-        taps: blocks whose outputs are wanted, 0-based.
-        longest: tokens of the longest sequence.
+        decoder: decoder of the target.
+        taps: 0-based blocks whose outputs are returned.
+        longest: length of the longest sequence.
     """
 
     def __init__(self, decoder: Decoder, taps: tuple[int, ...], longest: int) -> None:
@@ -61,7 +61,7 @@ class FeatureReader:
         self._cache = KVCache.of(decoder.config, self._table, decoder.dtype, self.device)
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """[S, n + 1, H] of `tokens` [S]: the taps and the last state after the final norm, in the decoder's dtype."""
+        """Hidden states [S, n + 1, H] of `tokens` [S] in the decoder's dtype: taps, last state after the norm."""
         return torch.cat([self.piece(tokens, start) for start in range(0, len(tokens), PIECE_TOKENS)])
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ def features(states: Tensor) -> Features:
 
 
 class Extracted(NamedTuple):
-    """Numbers of shards: written by this run, in this run's own part, and missing in other parts."""
+    """Numbers of shards: written by this run, total of its part, and missing in other parts."""
 
     written: int
     own: int
@@ -89,10 +89,10 @@ class Extracted(NamedTuple):
 
 
 def parse_taps(text: str, layers: int) -> tuple[int, ...]:
-    """Blocks from "2,8,13" or from the mode of training that they are for.
+    """Parse blocks, for example "2,8,13", or the name of a training mode.
 
     Raises:
-        ConfigError: it is neither, or the target has no such block.
+        ConfigError: the text is neither, or the target has no such block.
     """
     if text in TRAINED:
         return TRAINED[text].training.taps(layers)
@@ -100,10 +100,10 @@ def parse_taps(text: str, layers: int) -> tuple[int, ...]:
 
 
 def parse_bytes(text: str, option: str = "budget") -> int:
-    """Bytes of an option from "50GB", "1.5 TiB" or a number.
+    """Parse a size in bytes, for example "50GB", "1.5 TiB" or a number.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a size.
     """
     found = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(found[2].removesuffix("b") + "b" if found[2] else "") if found else None
@@ -113,10 +113,10 @@ def parse_bytes(text: str, option: str = "budget") -> int:
 
 
 def parse_part(text: str) -> tuple[int, int]:
-    """Number and count of "0/4".
+    """Parse a number and a count, for example "0/4".
 
     Raises:
-        ConfigError: it is no part.
+        ConfigError: the text is not a part.
     """
     found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text.strip())
     if found is None or int(found[1]) >= int(found[2]):
@@ -125,7 +125,7 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def run_here(prepared: Prepared, decoder: Decoder, taps: tuple[int, ...]) -> Reader:
-    """Hidden states by running the target in this process, one sample at a time."""
+    """Reader that runs the target in this process, one sample at a time."""
     reader = FeatureReader(decoder, taps, max(prepared.lengths()))
     return lambda samples: map(reader, samples)
 
@@ -134,10 +134,11 @@ def spec_of(
     prepared: Prepared, hidden_size: int, computed_in: torch.dtype, taps: tuple[int, ...], dtype: str,
     shard_bytes: int = SHARD_BYTES,
 ) -> HiddenSpec:  # fmt: skip
-    """Return the specification of the hidden states of these samples under this target.
+    """Specification of the hidden states of these samples and this target.
 
     Args:
-        hidden_size: of the target. computed_in: dtype that the target runs in.
+        hidden_size: hidden size of the target.
+        computed_in: dtype in which the target runs.
 
     Raises:
         ConfigError: there is no such dtype.
@@ -152,13 +153,13 @@ def spec_of(
 
 
 def check_size(prepared: Prepared, spec: HiddenSpec, budget: int | None) -> int:
-    """Bytes of all hidden states together; refuses them before anything is written.
+    """Size in bytes of all hidden states; raise if they do not fit, before anything is written.
 
     Args:
-        budget: the most they may take, None for what is free.
+        budget: limit in bytes, None for the free space of the disk.
 
     Raises:
-        DataError: they would take more than that, or than the disk has left.
+        DataError: they exceed the budget or the free space.
     """
     lengths = prepared.lengths()
     size = sum(lengths) * spec.bytes_per_token
@@ -186,15 +187,16 @@ def extract(
     part: tuple[int, int] = (0, 1),
     progress: Callable[[int], None] = lambda tokens: None,
 ) -> Extracted:
-    """Write the hidden states that are missing.
+    """Write the missing hidden states.
 
     Args:
-        read: `run_here`, or servers. spec: from `spec_of`.
-        part: number and count of the processes that share the work; this one writes every count-th shard.
-        progress: called with the tokens of every sample.
+        read: reader, `run_here` or servers.
+        spec: result of `spec_of`.
+        part: number of this process and count of processes; each writes every count-th shard.
+        progress: called with the number of tokens of every sample.
 
     Raises:
-        DataError: other hidden states are there, the disk is full, or states are not finite.
+        DataError: the directory contains other hidden states, the disk is full, or states are not finite.
     """
     directory = prepared.directory / DIRECTORY
     make_directory(directory)
@@ -206,7 +208,7 @@ def extract(
     written = 0
     for shard in own:
         if not stored.has(shard):
-            claim(directory, spec)  # another process may have begun at the same time, with other settings
+            claim(directory, spec)  # another process may have started at the same time with other settings
             _write(prepared, read, spec, (stored.file(shard), stored.shards[shard]), progress)
             written += 1
     return Extracted(written, len(own), len(stored.missing()))
@@ -234,7 +236,7 @@ def _encoded(
 
 
 def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    # float8 has no concatenation, bytes have
+    # torch concatenates bytes, but not float8
     def joined(name: str) -> Tensor:
         dtype = parts[0][name].dtype
         return torch.cat([part[name].contiguous().view(torch.uint8) for part in parts]).view(dtype)
@@ -243,7 +245,7 @@ def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def spell(size: int) -> str:
-    """Bytes in words, in powers of ten as disks are sold."""
+    """Text of a size in bytes, with decimal prefixes."""
     number, units = float(size), ["bytes", "kB", "MB", "GB", "TB"]
     while number >= 1000 and len(units) > 1:
         number /= 1000

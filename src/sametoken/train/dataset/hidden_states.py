@@ -1,7 +1,7 @@
-"""Hidden states of prepared samples on disk: the format, how large it is, and how it is read.
+"""Stored hidden states of prepared samples: format, size and reading.
 
-A directory `hidden` beside the samples holds manifest.json, and per shard a safetensors file with its stamp as JSON.
-A shard is there when its stamp is. Legend: T tokens of a shard, S of a sample, n taps, H hidden size.
+A directory `hidden` next to the samples contains manifest.json, and per shard a safetensors file with its stamp as
+JSON. A shard is complete when its stamp exists. Legend: T tokens of a shard, S of a sample, n taps, H hidden size.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class HiddenSpec:
 
     Attributes:
         format: version of this layout.
-        target, target_digest: the model's name and `checkpoint.identity.model_digest`.
-        tokenizer_digest: of the tokenizer and the chat template.
-        samples_sha256: of the samples' file.
-        taps: blocks, 0-based, whose outputs are kept; the last state is always kept.
+        target: name of the model.
+        target_digest: `checkpoint.identity.model_digest` of the model.
+        tokenizer_digest: digest of the tokenizer and the chat template.
+        samples_sha256: digest of the samples' file.
+        taps: 0-based blocks whose outputs are stored, in addition to the last state.
         hidden_size: H.
         dtype: one of DTYPES; fp8 is e4m3 with a float32 scale per token and tap.
-        computed_in: torch name of the dtype that the target ran in.
-        shard_bytes: what a shard holds at most, unless a single sample is larger.
+        computed_in: torch name of the dtype in which the target ran.
+        shard_bytes: size limit of a shard, exceeded only by a single larger sample.
     """
 
     format: int
@@ -57,12 +58,12 @@ class HiddenSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """On disk, all taps and the last state together."""
+        """Stored size of a token: all taps and the last state."""
         groups = len(self.taps) + 1
         return groups * (self.hidden_size + 4 if self.dtype == "fp8" else 2 * self.hidden_size)
 
     def shards(self, lengths: Sequence[int]) -> list[range]:
-        """The samples of each shard, in order."""
+        """Samples of each shard, in order."""
         starts, held = [0], 0
         for sample, length in enumerate(lengths):
             if held and (held + length) * self.bytes_per_token > self.shard_bytes:
@@ -73,10 +74,10 @@ class HiddenSpec:
 
 
 def encode(states: Tensor, dtype: str) -> dict[str, Tensor]:
-    """Hidden states [T, n + 1, H] as a shard holds them.
+    """Stored form of hidden states [T, n + 1, H].
 
     Raises:
-        DataError: they are not finite numbers.
+        DataError: they are not finite.
     """
     if not states.isfinite().all():
         raise DataError("the target's hidden states hold NaN or Inf; run it in a wider dtype (--dtype float32)")
@@ -88,18 +89,18 @@ def encode(states: Tensor, dtype: str) -> dict[str, Tensor]:
 
 
 def decode(stored: dict[str, Tensor]) -> Tensor:
-    """bfloat16 [T, n + 1, H] of what `encode` made."""
+    """Hidden states [T, n + 1, H] in bfloat16 from the result of `encode`."""
     if "scales" not in stored:
         return stored["states"]
     return (stored["states"].float() * stored["scales"].unsqueeze(-1)).to(torch.bfloat16)
 
 
 class HiddenStates:
-    """The hidden states of samples, read sample by sample; a shard's hash is checked when it is first touched.
+    """Stored hidden states, read sample by sample; the digest of a shard is checked at its first use.
 
     Args:
-        directory: holds the manifest and the shards.
-        lengths: tokens of each sample.
+        directory: directory of the manifest and the shards.
+        lengths: number of tokens of each sample.
     """
 
     def __init__(self, directory: Path, spec: HiddenSpec, lengths: Sequence[int]) -> None:
@@ -111,7 +112,7 @@ class HiddenStates:
 
     @staticmethod
     def open(directory: Path, lengths: Sequence[int]) -> HiddenStates | None:
-        """Those in a directory; None if there are none.
+        """Open the hidden states in a directory; None if there are none.
 
         Raises:
             DataError: the manifest is damaged or of another version.
@@ -121,7 +122,7 @@ class HiddenStates:
         return HiddenStates(directory, read_spec(directory / MANIFEST), lengths)
 
     def __getitem__(self, sample: int) -> Features:
-        """Raise DataError if the sample's shard is missing or damaged."""
+        """Read a sample. Raises DataError if its shard is missing or damaged."""
         number = bisect_right(self._starts, sample) - 1
         file = self._whole(number)
         offsets = [0, *self._offsets]
@@ -135,15 +136,15 @@ class HiddenStates:
         return Features(states[:, :-1].flatten(1), states[:, -1])
 
     def file(self, number: int) -> Path:
-        """Path of a shard, which need not exist."""
+        """Path of a shard, which may not exist."""
         return self._directory / f"shard-{number:05d}.safetensors"
 
     def has(self, number: int) -> bool:
-        """True if a shard was written wholly; a damaged one counts as there."""
+        """True if a shard was written completely; it may have been damaged since."""
         return _stamp_file(self.file(number)).exists()
 
     def missing(self) -> list[int]:
-        """Shards that were not written yet."""
+        """Numbers of the shards that were not written yet."""
         return [number for number in range(len(self.shards)) if not self.has(number)]
 
     def _whole(self, number: int) -> Path:
@@ -161,7 +162,7 @@ class HiddenStates:
 
 
 def read_spec(file: Path) -> HiddenSpec:
-    """The manifest of hidden states.
+    """Read the manifest of hidden states.
 
     Raises:
         DataError: it is damaged or of another version.
@@ -180,14 +181,14 @@ def claim(directory: Path, spec: HiddenSpec) -> None:
     """Write the specification of a directory's hidden states, or check it against the existing one.
 
     Raises:
-        DataError: the directory holds other hidden states; the message names the first difference.
+        DataError: the directory contains other hidden states; the message has the first difference.
     """
     file = directory / MANIFEST
     if not file.exists():
         write_json(file, asdict(spec))
         return
     found, expected = asdict(read_spec(file)), asdict(spec)
-    for key in expected.keys() - {"target"}:  # a name may change, what it names may not
+    for key in expected.keys() - {"target"}:  # a name may change, the model may not
         if found[key] != expected[key]:
             raise DataError(
                 f"{file}: found {key} {_shown(found[key])}, expected {_shown(expected[key])}; "
@@ -201,7 +202,7 @@ def write_stamp(file: Path, stamp: Stamp) -> None:
 
 
 def read_stamp(file: Path) -> Stamp:
-    """Size and digest that a shard must have. Raises DataError if the stamp is damaged."""
+    """Expected size and digest of a shard. Raises DataError if the stamp is damaged."""
     found = read_object(_stamp_file(file))
     try:
         return Stamp(int(found["bytes"]), str(found["sha256"]))

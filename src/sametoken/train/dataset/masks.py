@@ -1,8 +1,8 @@
-"""Tokens of a conversation that the assistant wrote: those that a draft learns to predict.
+"""Loss masks: the tokens of a conversation that the assistant generated, which a draft learns to predict.
 
-Few chat templates mark them. So a conversation is rendered again with another text in the place of a turn: where the
-two renderings differ is the turn. This works for repeated and quoted answers, for templates that strip, drop or add
-text, and for templates that refuse parts of a conversation.
+Few chat templates mark them. So a conversation is rendered again with another text in place of a turn: the turn is
+where the two renderings differ. This works for repeated and quoted answers, for templates that strip, drop or add
+text, and for templates that reject parts of a conversation.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ ASSISTANT = "assistant"
 
 
 class Masked(NamedTuple):
-    """A conversation as tokens.
+    """Tokens of a conversation, with their loss mask.
 
     Attributes:
-        tokens: ids, special tokens included. `mask`: as many; True where the assistant said the token.
-        as_served: the text before the last answer is the prompt that a server would answer. If not, the template
-            shows past turns otherwise than present ones, and a draft learns from prompts that it never meets.
-        ended: every answer that should ends with a token that ends a turn. If not, a draft never learns to end one.
+        tokens: ids, special tokens included.
+        mask: True for each token that the assistant generated.
+        as_served: true if the text before the last answer is the prompt that a server would render. If not, the
+            template renders past turns differently, and a draft learns from prompts that never occur.
+        ended: true if every complete answer ends with an end token. If not, a draft never learns to end an answer.
     """
 
     tokens: list[int]
@@ -35,11 +36,11 @@ class Masked(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """A rendered conversation and its answers.
+    """Rendered conversation with the places of its answers.
 
     Attributes:
-        spans: [start, end) of each in `text`.
-        closing: what follows the words of the last one when no message does.
+        spans: [start, end) of each answer in `text`.
+        closing: text after the last answer if it is the last message.
         as_served: see `Masked`.
     """
 
@@ -53,8 +54,8 @@ class Rules(NamedTuple):
     """Rules for rendering conversations and for the tokens that count in the loss.
 
     Attributes:
-        end_of_turn: the token with which a model ends its answer counts too.
-        variables: what the chat template reads besides the messages, for example `enable_thinking`.
+        end_of_turn: true if the end token of an answer counts too.
+        variables: further variables of the chat template, for example `enable_thinking`.
     """
 
     end_of_turn: bool = True
@@ -65,7 +66,7 @@ USUAL = Rules()
 
 
 def mask_text(tokenizer: Tokenizer, text: str) -> Masked:
-    """A text without turns: all of it counts."""
+    """Tokenise a text without turns, all of which counts."""
     tokens = tokenizer.encode(text)
     return Masked(tokens, [True] * len(tokens))
 
@@ -73,17 +74,17 @@ def mask_text(tokenizer: Tokenizer, text: str) -> Masked:
 def mask_conversation(
     tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], rules: Rules = USUAL, *, cut: bool = False
 ) -> Masked:
-    """The tokens of a conversation, and which of them the assistant said.
+    """Tokenise a conversation and mask the tokens that the assistant generated.
 
-    One tokenisation of the whole text; a token counts if any of its characters lies in an answer.
+    The whole text is tokenised at once; a token counts if any of its characters is in an answer.
 
     Args:
-        messages: with role and content, oldest first.
-        cut: the last answer was cut by length: whatever ends it was not said.
+        messages: messages with role and content, oldest first.
+        cut: true if the last answer was cut by length, so that the model did not end it.
 
     Raises:
-        RequestError: there is no chat template, or it refuses the conversation.
-        DataError: nothing counts, with the reason.
+        RequestError: there is no chat template, or it rejects the conversation.
+        DataError: no token counts; the message has the reason.
     """
     found = find_answers(tokenizer, messages, rules)
     line = _Line(tokenizer, found)
@@ -100,11 +101,11 @@ def mask_conversation(
 
 
 def find_answers(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], rules: Rules = USUAL) -> Answers:
-    """The text of a conversation and where the assistant speaks in it, from after the header that a server writes.
+    """Render a conversation and find the assistant's answers, which begin after the header that a server adds.
 
     Raises:
-        RequestError: there is no chat template, or it refuses the conversation.
-        DataError: it refuses every change of an answer, so the answer cannot be found.
+        RequestError: there is no chat template, or it rejects the conversation.
+        DataError: it rejects every change of an answer, so the answer cannot be found.
     """
     conversation = _Conversation(tokenizer, messages, rules.variables)
     text, generated = conversation.whole
@@ -113,13 +114,13 @@ def find_answers(tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], rules
         return Answers(text, [], "", True)
     served = conversation.prompt(turns[-1])
     closing = conversation.closing(turns[-1])
-    # A template that marks answers with `{% generation %}` knows them best.
+    # Answers that a template marks with `{% generation %}` are exact.
     spans = generated or [conversation.answer(place) for place in turns]
     return Answers(text, spans, closing, served is None or text.startswith(served))
 
 
 class _Conversation:
-    """A conversation under a chat template, and what changes where in its rendering."""
+    """Conversation under a chat template, for comparison of its renderings."""
 
     def __init__(self, tokenizer: Tokenizer, messages: Sequence[dict[str, Any]], variables: Mapping[str, Any]) -> None:
         self._tokenizer, self._messages, self._variables = tokenizer, messages, variables
@@ -127,17 +128,17 @@ class _Conversation:
         self._sign = next(unused_signs(self.whole.text))
 
     def prompt(self, place: int) -> str | None:
-        """Prompt that a server would render for message `place`; None if the template refuses."""
+        """Prompt that a server would render for message `place`; None if the template rejects it."""
         try:
             return self._render(self._messages[:place], prompt=True)
         except RequestError:
             return None
 
     def answer(self, place: int) -> tuple[int, int]:
-        """[start, end) of what the assistant said as message `place`, with what the template adds and it would say.
+        """[start, end) of the assistant's text of message `place`, with text of the template that it would generate.
 
         Raises:
-            DataError: the template refuses another text in its place.
+            DataError: the template rejects another text in its place.
         """
         text, prompt = self.whole.text, self.prompt(place)
         start, end = self._differing(place)
@@ -145,15 +146,15 @@ class _Conversation:
             return start, end
         if text.startswith(prompt):
             return min(len(prompt), end), end
-        # The past is shown otherwise than when it was the present, so only what follows the last message is compared.
+        # Past turns may be rendered differently from the last one, so only the text after the last message is compared.
         _, before = self._differing(place - 1)
-        if before > start:  # the template does not show that message
+        if before > start:  # the template does not render that message
             return start, end
         tail = prompt[len(prompt) - self._unmoved(place, prompt) :]
         return min(before + common_prefix(tail, text[before:]), end), end
 
     def closing(self, place: int) -> str:
-        """Text after message `place` as the last message; "" if the template refuses or changes earlier text."""
+        """Text after message `place` as the last message; "" if the template rejects it or changes earlier text."""
         text, end = self.whole.text, self._differing(place)[1]
         try:
             alone = self._render(self._messages[: place + 1], prompt=False)
@@ -169,13 +170,13 @@ class _Conversation:
         return start, len(text) - common_suffix(text[start:], changed[start:])
 
     def _unmoved(self, place: int, prompt: str) -> int:
-        """Number of characters at the end of the prompt for message `place` independent of the message before."""
+        """Number of characters at the end of the prompt for message `place` not depending on the message before."""
         return common_suffix(prompt, self._changed(self._messages[:place], place - 1, prompt=True))
 
     def _changed(self, messages: Sequence[dict[str, Any]], place: int, *, prompt: bool) -> str:
-        """A rendering with another text for message `place`."""
+        """Rendering with another text for message `place`."""
         message, refused = messages[place], ""
-        # Without tool calls and thinking first, so that they belong to what changes; some templates insist on them.
+        # First without tool calls and thinking, so that they differ too; some templates require them.
         for other in ({"role": message["role"], "content": self._sign}, {**message, "content": self._sign}):
             try:
                 return self._render([*messages[:place], other, *messages[place + 1 :]], prompt=prompt)
@@ -205,7 +206,7 @@ def common_suffix(a: str, b: str) -> int:
 
 
 class _Line:
-    """A rendered conversation as tokens, and where they lie in its text."""
+    """Tokens of a rendered conversation, with their places in the text."""
 
     def __init__(self, tokenizer: Tokenizer, found: Answers) -> None:
         self._tokenizer, self._text, self._closing = tokenizer, found.text, found.closing.lstrip()
@@ -213,10 +214,10 @@ class _Line:
         self._stops = [end for _, end in self._places]
 
     def said(self, span: tuple[int, int]) -> tuple[int, int]:
-        """[first, stop) of the tokens with a character in `span`, without those that end the turn."""
+        """[first, stop) of the tokens with a character in `span`, without end tokens."""
         start, end = span
         first = stop = bisect_right(self._stops, start)
-        # A token of trimmed spaces is empty and lies where it ends.
+        # A token of trimmed spaces has an empty span at its end.
         while stop < len(self.tokens) and (self._places[stop][0] < end or self._stops[stop] <= end):
             stop += 1
         while stop > first and self._closes(stop - 1):
@@ -224,7 +225,7 @@ class _Line:
         return first, stop
 
     def past_closing(self, stop: int) -> int:
-        """The index after the token that ends the turn, spaces before it included; `stop` where there is none."""
+        """Index after the end token, spaces before it included; `stop` if there is none."""
         for at in range(stop, len(self.tokens)):
             if self._closes(at):
                 return at + 1
@@ -233,7 +234,7 @@ class _Line:
         return stop
 
     def _closes(self, at: int) -> bool:
-        """True if a model ends its turn with this token: an end token, or a special one where the template has it."""
+        """True for an end token of the model, or a special token where the template closes the turn."""
         token, spelled = self.tokens[at], self._spelled(at)
         special = token in self._tokenizer.special_ids and spelled != ""
         return token in self._tokenizer.eos_ids or (special and self._closing.startswith(spelled))
@@ -256,7 +257,7 @@ def _why_empty(messages: Sequence[dict[str, Any]], found: Answers) -> str:
 
 
 def spans_of(mask: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """[start, end) of every run of True."""
+    """Yield [start, end) of every run of True."""
     start = None
     for at, counts in enumerate([*mask, False]):
         if counts and start is None:

@@ -1,6 +1,6 @@
-"""Samples into rows of at most so many tokens, so that a batch is full: another arrangement every epoch.
+"""Packing of samples into rows of at most `capacity` tokens, to fill batches; a new arrangement every epoch.
 
-Pure and repeatable: the same lengths, seed and epoch give the same rows on every machine.
+Pure functions: equal lengths, seed and epoch give equal rows on every machine.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 
 from sametoken.errors import DataError
 
-WINDOW = 4096  # samples that are arranged together: enough to fill rows, few enough to keep an epoch mixed
+WINDOW = 4096  # samples packed together: enough to fill rows, few enough to keep an epoch shuffled
 
 
 def pack(
     lengths: Sequence[int], capacity: int, *, seed: int = 0, epoch: int = 0, window: int = WINDOW
 ) -> list[list[int]]:
-    """Rows of sample numbers; every sample is in exactly one, and no row is longer than `capacity` tokens.
+    """Rows of sample numbers; every sample is in exactly one row, and no row is longer than `capacity` tokens.
 
-    Samples are shuffled, then a window of them at a time is put longest first into the fullest row that still has
-    room, and the rows are shuffled.
+    Samples are shuffled, then each window of samples is packed longest first into the fullest row with enough room,
+    and the rows are shuffled.
 
     Args:
-        lengths: tokens of each sample.
-        capacity: tokens of a row.
-        seed, epoch: together decide the order.
+        lengths: number of tokens of each sample.
+        capacity: number of tokens of a row.
+        seed, epoch: seeds of the order.
 
     Raises:
         DataError: a sample is longer than a row.
@@ -47,9 +47,9 @@ def pack(
 
 
 def _fill(samples: Sequence[int], lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best fit, longest first."""
+    """Pack by best fit, longest first."""
     rows: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # what is left in which row, ascending
+    room: list[tuple[int, int]] = []  # free tokens and row, ascending
     for sample in sorted(samples, key=lambda i: -lengths[i]):
         at = bisect_left(room, (lengths[sample], -1))
         left, row = room.pop(at) if at < len(room) else (capacity, len(rows))

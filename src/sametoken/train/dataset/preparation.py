@@ -1,4 +1,4 @@
-"""Conversations into prepared samples: tokens and masks, cut to length, counted, and written as one directory."""
+"""Preparation of conversations: tokens and masks, cut to length, counted, and written to a directory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sametoken.train.dataset.vocabulary import choose_vocabulary, count_tokens
 
 
 class Tokenised(NamedTuple):
-    """A row of the data by its id, before it is cut."""
+    """Tokenised row of the data with its id, before it is cut."""
 
     id: str
     masked: Masked
@@ -46,15 +46,16 @@ def tokenise(
     all_tokens: bool = False,
     template: Mapping[str, Any] | None = None,
 ) -> Iterator[Tokenised]:
-    """The rows of files of conversations, in order; a row with `text` and no messages counts wholly.
+    """Tokenise the rows of files of conversations, in order; all tokens of a row with `text` and no messages count.
 
     Args:
-        end_of_turn: the token that ends an answer counts too.
-        all_tokens: count everything, not only what the assistant says.
-        template: what the chat template reads besides messages and the row's own tools.
+        end_of_turn: true if the end token of an answer counts too.
+        all_tokens: true if all tokens count, not only the assistant's.
+        template: further variables of the chat template, besides messages and the row's tools.
 
     Raises:
-        DataError: a file is unreadable or a row is no conversation, or nothing of it counts; names file and line.
+        DataError: a file is unreadable, a row is no conversation, or none of its tokens counts; the message has file
+            and line.
     """
     for file in files:
         for row in read_rows(file):
@@ -67,7 +68,7 @@ def tokenise(
 
 
 def _tokenise(row: DataRow, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
-    """None for a row without a conversation."""
+    """Tokenise a row; None for a row without a conversation."""
     name = f"{row.where} (conversation {row_id(row)})"
     stated = any(row.entry.get(key) for key in CONVERSATION_KEYS)
     if not stated and isinstance(text := row.entry.get("text"), str):
@@ -95,17 +96,17 @@ def prepare(
     origin: Origin,
     progress: Callable[[], None] = lambda: None,
 ) -> Prepared:
-    """Write the samples of files of conversations; a directory made from the same in the same way is kept as it is.
+    """Write the samples of files of conversations; keep an existing directory with equal origin.
 
     Args:
-        files: of conversations.
-        directory: to write to; it is made if it is not there.
-        tokenizer: the target's.
-        origin: what they are made from and how, `data_sha256` of `files` included (see `data_digest`).
+        files: files of conversations.
+        directory: directory to create or to keep.
+        tokenizer: tokenizer of the target.
+        origin: sources and settings, with `data_sha256` of `files` (see `data_digest`).
         progress: called after every row.
 
     Raises:
-        DataError: the data are no conversations, nothing of one counts, the directory was made otherwise, or the disk
+        DataError: a row is no conversation, none of its tokens counts, the directory has another origin, or the disk
             is full.
     """
     path = user_path(directory)
@@ -129,15 +130,15 @@ def prepare(
         gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage,
     )  # fmt: skip
     write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
-    check_origin(path, origin)  # other processes may prepare the same at the same time, with the same options only
+    check_origin(path, origin)  # other processes may prepare it at the same time, with equal options only
     return Prepared.open(path)
 
 
 def data_digest(files: Sequence[str | Path]) -> str:
-    """SHA-256 of the files of conversations.
+    """SHA-256 of the concatenated files of conversations.
 
     Raises:
-        DataError: one cannot be read.
+        DataError: a file cannot be read.
     """
     paths = [user_path(file) for file in files]
     try:
@@ -147,7 +148,7 @@ def data_digest(files: Sequence[str | Path]) -> str:
 
 
 class _Gathered:
-    """Samples as they grow: compact, since a corpus has more tokens than Python lists can bear."""
+    """Growing samples in compact arrays, since a corpus has too many tokens for Python lists."""
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -155,7 +156,7 @@ class _Gathered:
         self.truncated = self.dropped = self.unserved = self.unended = 0
 
     def add(self, name: str, masked: Masked, max_len: int) -> None:
-        """Keep the head of a sample, or nothing where nothing of that counts."""
+        """Add the first `max_len` tokens of a sample, unless none of them counts."""
         tokens, mask = masked.tokens[:max_len], masked.mask[:max_len]
         self.truncated += len(masked.tokens) > max_len
         if not any(mask):
@@ -169,7 +170,7 @@ class _Gathered:
         self.stops.append(len(self.tokens))
 
     def tensors(self) -> dict[str, Tensor]:
-        """As the file of samples holds them."""
+        """Tensors for the file of samples."""
         ids = json.dumps(self.ids, ensure_ascii=False).encode()
         return {
             "tokens": torch.frombuffer(self.tokens, dtype=torch.int32),

@@ -1,7 +1,7 @@
-"""A directory of prepared samples: token ids, loss masks, a draft vocabulary and perhaps hidden states.
+"""Directory of prepared samples: token ids, loss masks, and optionally a draft vocabulary and hidden states.
 
-manifest.json says what they were made from and what the files must be; samples.safetensors and vocabulary.safetensors
-hold them. A directory without a manifest is not prepared. Legend: S tokens of a sample, T of all, V target vocabulary.
+manifest.json has the origin and the stamps of the files, which are samples.safetensors and vocabulary.safetensors. A
+directory without a manifest is not prepared. Legend: S tokens of a sample, T of all, V target vocabulary.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MANIFEST, SAMPLES, VOCABULARY = "manifest.json", "samples.safetensors", "vocabul
 
 
 class Sample(NamedTuple):
-    """One sample.
+    """Tokens of a sample with their loss mask.
 
     Attributes:
         tokens: int64 [S].
-        mask: bool [S], True where the token is a thing to predict.
+        mask: bool [S], True for tokens that are predicted.
     """
 
     id: str
@@ -47,16 +47,17 @@ class Origin:
     """Sources and settings of samples; equal origins give equal samples.
 
     Attributes:
-        target: the model's name. `target_digest`: `checkpoint.identity.model_digest` of it.
-        tokenizer_digest: of the tokenizer and the chat template.
-        data_sha256: of the files of conversations, one after the other.
+        target: name of the model.
+        target_digest: `checkpoint.identity.model_digest` of the model.
+        tokenizer_digest: digest of the tokenizer and the chat template.
+        data_sha256: digest of the concatenated files of conversations.
         vocab_size: V, rows of the target's embedding.
-        max_len: tokens that a sample has at most.
-        end_of_turn: the token that ends an answer counts.
-        all_tokens: every token counts.
-        template: what the chat template was given besides the messages.
-        draft_vocab_size: tokens of the draft vocabulary, None for none.
-        fill_vocabulary: whether it was filled up with tokens that do not occur.
+        max_len: most tokens of a sample.
+        end_of_turn: true if end tokens of answers count.
+        all_tokens: true if every token counts.
+        template: further variables of the chat template.
+        draft_vocab_size: size of the draft vocabulary, None for none.
+        fill_vocabulary: true if it was filled up with tokens that do not occur.
     """
 
     target: str
@@ -77,12 +78,14 @@ class Counts:
     """Statistics of a preparation.
 
     Attributes:
-        samples, tokens, masked: what there is; masked tokens count in the loss.
-        truncated: samples that were cut at `max_len`. `dropped`: those of which nothing counted afterwards.
-        unserved: samples whose last prompt a server would render otherwise, see `masks.Masked.as_served`.
-        unended: samples with an answer that no token ends, see `masks.Masked.ended`.
-        distinct: different tokens that count.
-        coverage: share of the masked tokens that the draft vocabulary has, None without one.
+        samples, tokens: number of samples and tokens.
+        masked: number of tokens that count in the loss.
+        truncated: number of samples cut at `max_len`.
+        dropped: number of these samples without a token that counts.
+        unserved: samples whose last prompt a server would render differently, see `masks.Masked.as_served`.
+        unended: samples with an answer without end token, see `masks.Masked.ended`.
+        distinct: number of distinct token ids that count.
+        coverage: share of the masked tokens in the draft vocabulary, None without one.
     """
 
     samples: int
@@ -101,8 +104,8 @@ class Manifest:
     """Contents of a directory of prepared samples.
 
     Attributes:
-        files: what each file must be.
-        taps, hidden_dtype: of the hidden states on disk, None where there are none.
+        files: stamp of each file.
+        taps, hidden_dtype: taps and dtype of stored hidden states, None if there are none.
     """
 
     format: int
@@ -113,7 +116,7 @@ class Manifest:
     hidden_dtype: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As manifest.json holds it; the hidden states have a manifest of their own."""
+        """Content of manifest.json, without hidden states, which have their own manifest."""
         stamps = {name: stamp._asdict() for name, stamp in self.files.items()}
         return {
             "format": self.format, "origin": asdict(self.origin), "counts": asdict(self.counts), "files": stamps
@@ -121,13 +124,13 @@ class Manifest:
 
 
 class Prepared:
-    """Prepared samples, in their order; made by `preparation.prepare`.
+    """Sequence of prepared samples, written by `preparation.prepare`.
 
     Attributes:
-        directory: where they are.
-        manifest: what they are.
-        draft_vocabulary: None if none was asked for.
-        hidden_states: None if there are none; some shards may be missing while they are written.
+        directory: directory of the samples.
+        manifest: content of the directory.
+        draft_vocabulary: draft vocabulary, None if there is none.
+        hidden_states: hidden states, None if there are none; shards may be missing during extraction.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -153,10 +156,10 @@ class Prepared:
 
     @classmethod
     def open(cls, directory: str | Path) -> Prepared:
-        """The samples in a directory.
+        """Open the samples in a directory.
 
         Raises:
-            DataError: it was not prepared, or a file is missing, damaged or of another version.
+            DataError: the directory was not prepared, or a file is missing, damaged or of another version.
         """
         path = user_path(directory)
         return cls(path, read_manifest(path))
@@ -165,7 +168,7 @@ class Prepared:
         return len(self._ids)
 
     def lengths(self) -> list[int]:
-        """Tokens of each sample."""
+        """Number of tokens of each sample."""
         return [stop - start for start, stop in pairwise(self._starts)]
 
     def __getitem__(self, sample: int) -> Sample:
@@ -175,21 +178,21 @@ class Prepared:
         return Sample(self._ids[sample], self._tokens[part].to(torch.int64), self._mask[part])
 
     def features(self, sample: int) -> Features | None:
-        """The hidden states of a sample, None if there are none on disk.
+        """Hidden states of a sample, None if they are not stored.
 
         Raises:
-            DataError: its shard is missing or damaged.
+            DataError: the shard of the sample is missing or damaged.
         """
         return None if self.hidden_states is None else self.hidden_states[sample]
 
     def check_target(self, directory: Path) -> None:
-        """Refuse another target than the one that the samples were prepared for.
+        """Raise if the samples were prepared for another target.
 
         Args:
-            directory: the checkpoint that is to be trained for.
+            directory: checkpoint of the target.
 
         Raises:
-            DataError: it is another.
+            DataError: the targets differ.
         """
         found, expected = model_digest(directory), self.manifest.origin.target_digest
         if found != expected:
@@ -200,10 +203,10 @@ class Prepared:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a prepared directory.
+    """Read the manifest of a prepared directory.
 
     Raises:
-        DataError: there is none, or it is damaged or of another version.
+        DataError: the manifest is missing, damaged or of another version.
     """
     file = directory / MANIFEST
     found = read_object(file)
@@ -221,10 +224,10 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def check_origin(directory: Path, wanted: Origin) -> Manifest:
-    """The manifest of a directory that was prepared from the same and in the same way.
+    """Read the manifest of a directory and check its origin.
 
     Raises:
-        DataError: something differs, naming the first difference.
+        DataError: the origins differ; the message has the first difference.
     """
     manifest = read_manifest(directory)
     for name in (each.name for each in fields(Origin) if each.name != "target"):  # a name may change, a model may not

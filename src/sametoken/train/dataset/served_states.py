@@ -1,7 +1,7 @@
-"""Hidden states that vLLM servers compute: each runs samples as prompts and writes a file, which is read and removed.
+"""Hidden states computed by vLLM servers, which run samples as prompts and write files, which are read and removed.
 
-ServedStates run with vLLM's method `extract_hidden_states`; they write to a directory that this machine sees too.
-Legend: S tokens of a sample, n taps, H hidden size.
+Servers run with vLLM's method `extract_hidden_states` and write to a directory shared with this machine. Legend:
+S tokens of a sample, n taps, H hidden size.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from torch import Tensor
 from sametoken.client.client import Client, RemoteError, all_together
 from sametoken.errors import DataError
 
-TIMEOUT_S = 600.0  # without a byte of an answer
+TIMEOUT_S = 600.0  # seconds without a byte of an answer
 RETRIES = 4
-PLACE = "hidden_states_path"  # of vLLM's answer
+PLACE = "hidden_states_path"  # in vLLM's answer
 
 
 class WantedStates(NamedTuple):
-    """Hidden states that servers compute.
+    """Specification of the hidden states that servers compute.
 
     Attributes:
-        taps: blocks whose outputs are wanted, 0-based. layers: number of blocks of the target.
-        hidden_size: H. dtype: that the servers run in.
-        norm: the target's final norm; servers give what it reads.
+        taps: 0-based blocks whose outputs are returned.
+        layers: number of blocks of the target.
+        hidden_size: H.
+        dtype: dtype in which servers run.
+        norm: final norm of the target; servers return its input.
     """
 
     taps: tuple[int, ...]
@@ -47,10 +49,10 @@ class WantedStates(NamedTuple):
         return sorted({*(tap + 1 for tap in self.taps), self.layers})
 
     def states(self, found: dict[str, Tensor], tokens: Tensor) -> Tensor:
-        """[S, n + 1, H] of what a server wrote about `tokens` [S].
+        """Hidden states [S, n + 1, H] from a server's file for `tokens` [S].
 
         Raises:
-            DataError: it is of other tokens, layers or another dtype.
+            DataError: the file is for other tokens, layers or another dtype.
         """
         given, ids = found.get("hidden_states"), found.get("token_ids")
         if given is None or ids is None:
@@ -71,21 +73,23 @@ class WantedStates(NamedTuple):
 
 
 class ServedStates:
-    """ServedStates that share the samples; each has several at a time.
+    """Reader of hidden states from several servers, with concurrent requests to each.
 
     Args:
-        urls, api_key: of the servers, with or without /v1.
-        at_once: requests that a server has at a time.
+        urls: addresses of the servers, with or without /v1.
+        api_key: key of the servers.
+        at_once: concurrent requests per server.
     """
 
     def __init__(self, urls: Sequence[str], api_key: str | None, wanted: WantedStates, at_once: int) -> None:
         self._urls, self._api_key, self._wanted, self._at_once = urls, api_key, wanted, at_once
 
     def __call__(self, samples: Sequence[Tensor]) -> list[Tensor]:
-        """[S, n + 1, H] of each of some samples [S], in order.
+        """Hidden states [S, n + 1, H] of each of some samples [S], in order.
 
         Raises:
-            ConfigError: a server cannot be reached. DataError: one gives something else than what is wanted.
+            ConfigError: a server cannot be reached.
+            DataError: the answer of a server does not fit the specification.
         """
         return asyncio.run(self._all(samples))
 
@@ -127,7 +131,7 @@ class ServedStates:
 
 
 def _taken(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file that a server writes, once they are whole; the file is removed."""
+    """Wait for a server's file to be complete, return its tensors, and remove the file."""
     lock = file.with_name(f"{file.name}.lock")
     try:
         with suppress(FileNotFoundError), lock.open() as stream:

@@ -1,7 +1,7 @@
-"""The draft vocabulary: the tokens that a draft may guess, which are those that the target says most often.
+"""Draft vocabulary: the tokens that a draft can guess, which are the most frequent ones in the target's text.
 
-Legend: V target vocabulary, N draft vocabulary. `d2t` holds offsets, as every engine reads it: the target's id of
-draft token i is `i + d2t[i]`.
+Legend: V target vocabulary, N draft vocabulary. `d2t` has offsets, as in all engines: the target's id of draft token i
+is `i + d2t[i]`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sametoken.errors import DataError
 
 
 class DraftVocabulary(NamedTuple):
-    """Some of the target's tokens, by ascending id.
+    """Subset of the target's tokens, by ascending id.
 
     Attributes:
-        d2t: [N] int64, what to add to a draft id to get the target's.
-        t2d: [V] bool, whether a target token is among them.
+        d2t: [N] int64, differences between target ids and draft ids.
+        t2d: [V] bool, true for target tokens in the subset.
     """
 
     d2t: Tensor
@@ -28,11 +28,11 @@ class DraftVocabulary(NamedTuple):
 
     @property
     def ids(self) -> Tensor:
-        """[N] int64 target ids of the draft tokens."""
+        """Target ids [N] int64 of the draft tokens."""
         return self.d2t + torch.arange(len(self.d2t))
 
     def coverage(self, counts: Tensor) -> float:
-        """The share of the counted tokens that a draft can guess.
+        """Share of the counted tokens that a draft can guess.
 
         Args:
             counts: [V] how often each token occurs.
@@ -41,17 +41,17 @@ class DraftVocabulary(NamedTuple):
 
 
 def count_tokens(tokens: Tensor, mask: Tensor, vocab_size: int) -> Tensor:
-    """[V] int64: how often each token counts, of `tokens` [T] under `mask` [T]."""
+    """Number of occurrences [V] int64 of each token among the masked ones of `tokens` [T]."""
     return torch.bincount(tokens[mask], minlength=vocab_size)
 
 
 def choose_vocabulary(counts: Tensor, size: int, forced: Iterable[int], *, fill: bool = False) -> DraftVocabulary:
-    """The `size` most frequent tokens, the lower id first among equals, with the `forced` ones whatever they count.
+    """Choose the `size` most frequent tokens, lower ids first among equals, with all `forced` ones.
 
     Args:
         counts: [V] how often each token occurs.
-        forced: ids that must be in it, such as the tokens that end a turn.
-        fill: if fewer tokens occur, take the lowest ids that do not.
+        forced: ids that must be included, for example end tokens.
+        fill: if fewer tokens occur, fill up with the lowest ids that do not.
 
     Raises:
         DataError: the vocabulary of the target is smaller, or fewer tokens occur and `fill` is off.

@@ -1,7 +1,7 @@
-"""Access to a frozen transformers model for training a head, found by its structure: hidden states, vectors, scores.
+"""Access to hidden states, token embedding and logits of a frozen transformers model, found by its structure.
 
-transformers itself is not imported; whatever has the methods of its causal language models will do. Legend: B rows,
-S tokens of a row, H hidden size, V vocabulary.
+transformers is not imported; any object with the methods of its causal language models works. Legend: B rows, S tokens
+of a row, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from sametoken.errors import UnsupportedModelError
 from sametoken.learning.target import Features, OuterLayers
 from sametoken.model.config import ModelConfig
 
-PROBE = 4  # tokens that show whether a model's ends are what they seem
+PROBE = 4  # tokens of the check of embedding and output layer
 
 
 def config_of(model: Any) -> ModelConfig:
-    """The architecture of a transformers model.
+    """Configuration of a transformers model.
 
     Raises:
-        UnsupportedModelError: it is none that can be served here.
+        UnsupportedModelError: the architecture is not supported.
     """
     values = model.config.to_dict()
     return ModelConfig.from_hf({**values, "architectures": [type(model).__name__]})
 
 
 def decoder_of(model: Any) -> Any:
-    """The model without its output layer; Llama 4 names itself as its decoder."""
+    """Model without its output layer; Llama 4 refers to itself as its decoder."""
     decoder = model.get_decoder()
     return decoder.model if hasattr(decoder, "lm_head") else decoder
 
 
 def blocks_of(model: Any) -> nn.ModuleList:
-    """The blocks of the model's decoder: the one list of as many modules as it says it has.
+    """Blocks of the model's decoder: the only module list with the configured number of blocks.
 
     Raises:
         UnsupportedModelError: there is no such list.
@@ -52,14 +52,14 @@ def blocks_of(model: Any) -> nn.ModuleList:
 
 
 def outer_of(model: Any, config: ModelConfig) -> OuterLayers:
-    """Token vectors and output layer as they are now; they move with the model, so ask again when they may have."""
+    """Current token embedding and output layer; call again after the model was moved."""
     vectors, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     return OuterLayers.of(config, vectors.detach(), head.detach())
 
 
 @contextmanager
 def _outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Outputs of the blocks, in order; filled at the end of this context, in which the model runs once."""
+    """Yield a list that receives the blocks' outputs, in order, at the end of the context (one run of the model)."""
     found: dict[int, Tensor] = {}
 
     def keep(place: int) -> Any:
@@ -80,7 +80,7 @@ def _outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 @torch.no_grad()
 def read(model: Any, tokens: Tensor, attention_mask: Tensor | None, taps: Sequence[int]) -> Features:
-    """Hidden states of rows of tokens: [B, S, taps * H] of the blocks, and [B, S, H] after the final norm."""
+    """Hidden states of rows of tokens: [B, S, taps * H] of tapped blocks, and [B, S, H] after the final norm."""
     extra: dict[str, Any] = {}
     if attention_mask is not None:
         positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
@@ -93,10 +93,10 @@ def read(model: Any, tokens: Tensor, attention_mask: Tensor | None, taps: Sequen
 
 @torch.no_grad()
 def check_outer(model: Any) -> None:
-    """That vectors enter the blocks and scores are made as the model's configuration says, by running a few tokens.
+    """Check, with a few tokens, that embeddings and logits are computed as the model's configuration states.
 
     Raises:
-        UnsupportedModelError: the model scales or caps them otherwise, or its output layer has a bias.
+        UnsupportedModelError: the model scales or caps them differently, or its output layer has a bias.
     """
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:

@@ -1,7 +1,7 @@
-"""A transformers model with a head in training, usable wherever the model was, as with `transformers.Trainer`.
+"""Transformers models with a head in training, for use in place of the model, for example with `transformers.Trainer`.
 
-`convert` changes the model in place to a subclass of its own class. Given labels, its forward runs the frozen model,
-unrolls the head beside it and returns the head's loss; without, it is the model's own forward. Only the head trains.
+`convert` changes the class of the model to a subclass of its own class. With labels, its forward runs the frozen model,
+unrolls the head and returns the loss of the head; without labels, it is the model's own forward. Only the head trains.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from sametoken.model.config import ModelConfig
 from sametoken.train.hf import base
 from sametoken.train.hf.modelopt import read, read_vocabulary
 
-PART = "sametoken"  # the attribute of the model that holds the head in training
+PART = "sametoken"  # attribute of the model with the head in training
 PREFIX = f"{PART}.head."
 HEAD, MANIFEST, WEIGHTS = "head", "sametoken.json", "model.safetensors"
-IGNORED = -100  # labels of tokens that are not to be guessed, as transformers has them
+IGNORED = -100  # label of tokens that do not count, as in transformers
 FORMAT = 1
 
 
 class Outputs(dict[str, Any]):
-    """A forward's outputs by key or by attribute.
+    """Outputs of a forward, by key or by attribute.
 
     Keys:
-        loss: scalar.
-        logits: [B, S, V] of the model itself; absent in training, where nothing reads them.
-        accuracies: [K] share of right guesses of each step among those whose path was right before them.
-        acceptance_length: scalar, tokens per forward that greedy chains of K guesses would yield, bonus included.
+        loss: scalar loss of the head.
+        logits: [B, S, V] of the model; absent in training, where they are not used.
+        accuracies: [K] share of correct guesses of each step, given that all earlier steps were correct.
+        acceptance_length: scalar, expected tokens per forward for greedy chains of K guesses, bonus included.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -57,12 +57,13 @@ class Outputs(dict[str, Any]):
 
 
 class Conversion(NamedTuple):
-    """Settings of a converted model's conversion and saving.
+    """Settings of the conversion and of saving.
 
     Attributes:
-        mode, config: as `convert` was given them. `chosen`: what they mean.
-        target: the model's architecture.
-        save_base: the model's own weights are saved beside the head.
+        mode, config: arguments of `convert`.
+        chosen: settings that the arguments denote.
+        target: configuration of the model.
+        save_base: true if the model's own weights are saved too.
     """
 
     mode: str
@@ -73,26 +74,26 @@ class Conversion(NamedTuple):
 
 
 class Converted(nn.Module):
-    """Behaviour that a converted model adds; in its class, this base precedes the model's own class."""
+    """Mixin of converted models, which precedes the model's own class."""
 
     sametoken: HeadObjective
     sametoken_plan: Conversion
-    accepts_loss_kwargs = False  # the loss is the mean of one batch, as transformers.Trainer asks for
+    accepts_loss_kwargs = False  # the loss is the mean of one batch, as transformers.Trainer expects
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, labels: Tensor | None = None,
         **others: Any,
     ) -> Any:  # fmt: skip
-        """The head's loss where there are labels, and otherwise the model's own outputs.
+        """Compute the loss of the head if there are labels, otherwise the model's own outputs.
 
         Args:
             input_ids: int64 [B, S].
-            attention_mask: [B, S], 0 for padding, which may stand on either side.
-            labels: int64 [B, S] the same ids, not moved, or -100 where a token is not to be guessed.
+            attention_mask: [B, S], 0 for padding, which may be on either side.
+            labels: int64 [B, S] unshifted ids, or -100 for tokens that do not count.
 
         Raises:
-            DataError: labels are of another shape, moved, or of other tokens.
-            ConfigError: an argument other than these is given beside labels.
+            DataError: labels have another shape, are shifted, or differ from the tokens.
+            ConfigError: another argument is given together with labels.
         """
         if labels is None:
             return super().forward(input_ids=input_ids, attention_mask=attention_mask, **others)
@@ -108,7 +109,7 @@ class Converted(nn.Module):
         real = torch.ones_like(tokens, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
         batch = _batch(tokens, real, labels)
         if self.training and objective.draws:
-            # Of the states that transformers.Trainer saves and restores; it does not say which sample a document is.
+            # From the random state that transformers.Trainer saves and restores; the sample of a document is not known.
             batch = batch._replace(seeds=torch.randint(2**63 - 1, (len(batch.lengths),)))
         objective.outer = base.outer_of(self, plan.target)
         objective.draft_ids = objective.draft_ids.to(tokens.device)
@@ -122,7 +123,7 @@ class Converted(nn.Module):
         return Outputs(outputs, **(_figures(report) if plan.chosen.report else {}))
 
     def train(self, mode: bool = True) -> Converted:
-        """Training is for the head; the frozen model keeps its dropout off."""
+        """Set the training mode of the head; the frozen model stays in evaluation mode, without dropout."""
         super().train(mode)
         for name, child in self.named_children():
             if name != PART:
@@ -130,14 +131,14 @@ class Converted(nn.Module):
         return self
 
     def gradient_checkpointing_enable(self, *how: Any, **named: Any) -> None:
-        """The head's activations are computed again for the gradient, whole steps at a time, however it is asked."""
+        """Recompute the head's activations for the gradient, one whole step at a time; all arguments are ignored."""
         self.sametoken.recompute = True
 
     def gradient_checkpointing_disable(self) -> None:
-        """The head's activations are kept for the gradient."""
+        """Keep the head's activations for the gradient."""
         self.sametoken.recompute = False
 
-    # transformers 5 asks under both names
+    # transformers 5 reads both names
     activation_checkpointing_enable = gradient_checkpointing_enable
     activation_checkpointing_disable = gradient_checkpointing_disable
 
@@ -149,14 +150,14 @@ class Converted(nn.Module):
         self, save_directory: str | Path, is_main_process: bool = True, state_dict: Mapping[str, Tensor] | None = None,
         **others: Any,
     ) -> None:  # fmt: skip
-        """Write the head, ready to serve, into `head` of a directory, and beside it what training goes on from.
+        """Write the head, ready to serve, into `head` of a directory, and the state of training next to it.
 
-        That is model.safetensors, the weights in training by their names in this model, which `restore` and
-        `transformers.Trainer` read. The model's own weights and its config.json, which is as it was, are written too if
-        `convert` was asked to; then the directory is a whole checkpoint of the model.
+        The state is model.safetensors, the trained weights by their names in this model, which `restore` and
+        `transformers.Trainer` read. With `save_base` of `convert`, the model's own weights and its config.json are
+        written too, so that the directory is a complete checkpoint of the model.
 
         Raises:
-            CheckpointError: `head` holds something else, or the disk is full.
+            CheckpointError: `head` contains other files, or the disk is full.
         """
         plan, place = self.sametoken_plan, user_path(save_directory)
         if others and not plan.save_base:
@@ -180,10 +181,10 @@ class Converted(nn.Module):
             raise CheckpointError(str(error)) from error
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Take the weights of a whole model, or those of its head alone, as `save_pretrained` writes them.
+        """Load the weights of a whole model, or of its head alone, as `save_pretrained` writes them.
 
         Raises:
-            CheckpointError: they are of a head of another architecture.
+            CheckpointError: the weights belong to a head of another architecture.
         """
         given = {name for name in state_dict if name.startswith(PREFIX)}
         expected = {name for name in self.state_dict() if name.startswith(PREFIX)}
@@ -196,7 +197,7 @@ class Converted(nn.Module):
         alone = len(given) == len(state_dict)
         found = super().load_state_dict(state_dict, strict=strict and not alone, assign=assign)
         if alone:
-            found.missing_keys[:] = []  # the model itself is where it was
+            found.missing_keys[:] = []  # the model itself is unchanged
         return found
 
 
@@ -204,17 +205,17 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
     """Attach a head to a transformers model for training, in place; the model itself is frozen.
 
     Args:
-        model: a causal language model of an architecture that can be served here.
-        modes: one pair of a mode ("medusa", "eagle1", "eagle3", or "eagle" for eagle3) and its configuration in
+        model: causal language model of a supported architecture.
+        modes: one pair of a mode ("medusa", "eagle1", "eagle3", or "eagle" for eagle3) and its configuration with
             ModelOpt's names.
-        save_base: `save_pretrained` writes the model's own weights too.
+        save_base: write the model's own weights in `save_pretrained` too.
 
     Returns:
         The model.
 
     Raises:
         ConfigError: the mode or a name of the configuration is unknown or refused.
-        UnsupportedModelError: the model is of another architecture, or computes its ends in another way.
+        UnsupportedModelError: the architecture is not supported, or embedding or output layer are computed differently.
     """
     if isinstance(model, Converted):
         raise ConfigError("the model is converted already; load it anew for another head")
@@ -228,14 +229,14 @@ def convert(model: Any, modes: Sequence[tuple[str, Mapping[str, Any]]], *, save_
     table = model.get_output_embeddings().weight
     with torch.device("cpu" if table.is_meta else table.device):
         made = objective.modelopt.configure(objective, chosen, target, ids)
-        seed = int(torch.randint(2**31, (), device="cpu"))  # so `transformers.set_seed` decides the first weights
+        seed = int(torch.randint(2**31, (), device="cpu"))  # so `transformers.set_seed` determines the initial weights
         generator, std = torch.Generator(table.device).manual_seed(seed), objective.modelopt.std(chosen, STD)
         head = objective.create(made, table.detach(), ids, generator, std)
     return _attach(model, objective, head, Conversion(mode, config, chosen, target, save_base))
 
 
 def _one(modes: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[str, Mapping[str, Any]]:
-    """The one pair of a mode and a configuration."""
+    """Return the only pair of a mode and a configuration."""
     match modes:
         case [(str() as mode, Mapping() as config)]:
             return mode, config
@@ -246,11 +247,11 @@ def restore(model: Any, directory: str | Path) -> Any:
     """Attach the head that `save_pretrained` wrote to a model, to continue training.
 
     Args:
-        model: the same model as before, as transformers loads it.
+        model: same model as before, as transformers loads it.
 
     Raises:
-        CheckpointError: the directory holds no such head, or a damaged one.
-        DraftMismatchError: the head is of another model.
+        CheckpointError: the directory contains no such head, or a damaged one.
+        DraftMismatchError: the head belongs to another model.
     """
     if isinstance(model, Converted):
         raise ConfigError("the model is converted already; load it anew for another head")
@@ -280,7 +281,7 @@ def _attach(model: Any, objective: type[HeadObjective], head: Head, plan: Conver
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     own = type(model)
-    # The same name, so that files name the architecture that transformers knows.
+    # Unchanged name, so that files name an architecture of transformers.
     model.__class__ = type(own.__name__, (Converted, own), {"__module__": own.__module__})
     name = str(getattr(model.config, "_name_or_path", "") or own.__name__)
     outer = base.outer_of(model, plan.target)
@@ -291,7 +292,7 @@ def _attach(model: Any, objective: type[HeadObjective], head: Head, plan: Conver
 
 
 def _batch(tokens: Tensor, real: Tensor, labels: Tensor) -> Batch:
-    """The rows side by side, without their padding."""
+    """Batch of the concatenated rows, without padding."""
     if labels.shape != tokens.shape or real.shape != tokens.shape:
         raise DataError(
             f"input_ids are {list(tokens.shape)}, attention_mask {list(real.shape)}, labels {list(labels.shape)}; "

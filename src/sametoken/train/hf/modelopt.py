@@ -1,4 +1,4 @@
-"""Settings from a mode and its configuration in ModelOpt's names, and reduced vocabularies from files."""
+"""Settings from a mode and its configuration with ModelOpt's names, and reduced vocabularies from files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ VOCABULARY = "draft_vocab_cache"
 
 
 def read(mode: str, config: Mapping[str, Any]) -> tuple[type[HeadObjective], ModelOptSettings]:
-    """The objective of a mode of `convert`, and what its configuration means.
+    """Objective of a mode of `convert`, and the settings of its configuration.
 
     Raises:
-        ConfigError: a name is unknown (the nearest known one is given), is not of this mode, or asks for what is not
-            done here.
+        ConfigError: a name is unknown (the message has the nearest known one) or belongs to another mode, or its value
+            is not supported.
     """
     modes = {name: each for name, each in TRAINED.items() if each.kind.weights == "head"}
     modes |= {alias: modes[name] for alias, name in ALIASES.items() if name in modes}
@@ -35,13 +35,13 @@ def read(mode: str, config: Mapping[str, Any]) -> tuple[type[HeadObjective], Mod
 
 
 def read_vocabulary(place: str | None, vocab_size: int) -> Tensor | None:
-    """Ids, ascending, of a reduced vocabulary.
+    """Ascending ids of a reduced vocabulary.
 
     Args:
-        place: directory of `sametoken prepare`, or a file d2t.pt of offsets, as ModelOpt writes it; None for all ids.
+        place: directory of `sametoken prepare`, or a file d2t.pt of offsets from ModelOpt; None for all ids.
 
     Raises:
-        ConfigError: there is no such vocabulary, or it is of another model.
+        ConfigError: there is no such vocabulary, or it belongs to another model.
     """
     if place is None:
         return None
@@ -56,7 +56,7 @@ def read_vocabulary(place: str | None, vocab_size: int) -> Tensor | None:
         try:
             offsets = torch.load(file, map_location="cpu", weights_only=True)
             ids = (offsets.long() + torch.arange(len(offsets))).sort().values
-        except Exception as error:  # whatever a file that holds no tensor makes torch raise
+        except Exception as error:  # any exception of torch for a file without a tensor
             raise ConfigError(f"{VOCABULARY} {place}: not a tensor of offsets ({error})") from error
     if not len(ids) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or bool((ids[1:] == ids[:-1]).any()):
         raise ConfigError(
