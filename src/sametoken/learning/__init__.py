@@ -1,1 +1,1 @@
-"""Parts of a training objective: batches, an unrolled forward, losses. Torch only."""
+"""Parts of a training objective: batches, unrolled forward, losses. Depends on torch only."""

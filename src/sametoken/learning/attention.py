@@ -1,9 +1,9 @@
-"""Attention of an unrolled head: slots stay, tokens move on; a step sees the first step's keys and its own path's.
+"""Attention of an unrolled head, where a query sees the keys of the first step and those of its own path.
 
-At step k the query of slot i sees the keys of step 0 at slots j <= i of its document, and the keys that steps 1 .. k
-wrote for slot i. The first are a causal product in tiles, the others one score per step; both are merged by their
-log-sum-exp, so neither time nor memory grows with keys times steps. Legend: T slots of all documents, Hq query heads,
-Hk key heads, G = Hq / Hk, D head size.
+At step k, the query of slot i sees the keys of step 0 at slots j <= i of its document (a causal product in tiles), and
+the keys of steps 1 .. k at slot i (one score per step). Both are merged by their log-sum-exp, so neither time nor
+memory grows with keys times steps. Legend: T slots of all documents, Hq query heads, Hk key heads, G = Hq / Hk, D head
+size.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-QUERY_TILE = 256  # queries of one document in a product: memory is tiles by keys
+QUERY_TILE = 256  # queries of one document in a product; memory is tiles times keys
 ROWS = 1024  # queries of short documents in a product
 
 
 class UnrolledAttention:
-    """`Attend` for the steps of one unrolled forward: every layer is called once per step, steps in order.
+    """`Attend` for the steps of one unrolled forward; every layer is called once per step, steps in order.
 
     Args:
-        lengths: slots of each document; they lie side by side and do not see each other.
-        scale: what products of queries and keys are multiplied by, None for 1 / sqrt(D).
+        lengths: number of slots of each document; documents are concatenated and do not see each other.
+        scale: factor of the products of queries and keys, None for 1 / sqrt(D).
 
     Attributes:
-        step: which step is running, set by the caller; an earlier one may be run again.
+        step: number of the running step, set by the caller; an earlier one may be run again.
     """
 
     def __init__(self, lengths: Sequence[int], scale: float | None = None) -> None:
@@ -40,12 +40,12 @@ class UnrolledAttention:
         self._stored: dict[int, list[Tensor]] = defaultdict(list)  # per layer: keys and values of each step in turn
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, window: int | None) -> Tensor:
-        """[T, Hq * D] from q [T, Hq, D] and k, v [T, Hk, D]; `window` tokens are seen, the query's own included."""
+        """Result [T, Hq * D] from q [T, Hq, D] and k, v [T, Hk, D]; `window` includes the query's own token."""
         if self._scale is not None:
             q = q * (self._scale * math.sqrt(q.shape[2]))
         stored = self._stored[layer]
         stored[2 * self.step :] = [k, v]
-        # The query has moved `step` tokens past its slot, and so has the window over the first step's keys.
+        # The query's token is `step` tokens past its slot, so the window over the first step's keys moves with it.
         width = None if window is None else window - self.step
         first, moved = stored[:2], stored[2:]
         if window is not None:
@@ -57,12 +57,14 @@ class UnrolledAttention:
 
 
 class Tile(NamedTuple):
-    """Queries that are computed together: n stretches of documents, Q queries of each, padded to the longest.
+    """Queries that are computed together: n segments of documents with Q queries each, padded to the longest.
 
     Attributes:
-        queries: int64 [n * Q] slots of the queries. `keys`: [n * L] those that they may see, the queries' own last.
-        stretches: n.
-        kept: [m] which queries are no padding. `padding`: the others.
+        queries: int64 [n * Q] slots of the queries.
+        keys: int64 [n * L] slots of visible keys, those of the queries last.
+        stretches: n, number of segments.
+        kept: [m] indices of queries that are not padding.
+        padding: indices of queries that are padding.
     """
 
     queries: Tensor
@@ -73,7 +75,7 @@ class Tile(NamedTuple):
 
 
 def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> list[Tile]:
-    """Tiles that hold every query once; keys that no query of a tile sees are left out."""
+    """Tiles that contain every query once, without keys that no query of the tile sees."""
     starts = [0, *accumulate(lengths)]
     short = sorted((i for i, length in enumerate(lengths) if length <= QUERY_TILE), key=lambda i: (lengths[i], i))
     found = []
@@ -95,7 +97,7 @@ def tiles(lengths: Sequence[int], window: int | None, device: torch.device) -> l
 
 
 def _alike(documents: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Documents by ascending length, in groups that padding makes little longer and that fit into a few tiles."""
+    """Yield groups of documents by ascending length that need little padding and fit into a few tiles."""
     group: list[int] = []
     for document in documents:
         length = lengths[document]
@@ -108,7 +110,7 @@ def _alike(documents: Sequence[int], lengths: Sequence[int]) -> Iterator[list[in
 
 
 class _Attention(torch.autograd.Function):
-    """Merged attention with its gradient in closed form; keeps queries, keys, values and one number per query."""
+    """Merged attention with its gradient in closed form; saves queries, keys, values and one number per query."""
 
     @staticmethod
     def forward(
@@ -132,7 +134,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         grouped, keys, values, output, lse, *moved = ctx.saved_tensors
         upstream = _by_head(gradients[0].view(gradients[0].shape[0], -1, keys.shape[2]), keys.shape[0])
-        inner = (upstream * output).sum(-1, dtype=lse.dtype)  # what softmax subtracts from every score's gradient
+        inner = (upstream * output).sum(-1, dtype=lse.dtype)  # subtracted from the gradient of every score by softmax
         dq, dk, dv = _prefix_backward((grouped, keys, values), upstream, (lse, inner), ctx.parts, ctx.width)
         path: list[Tensor] = []
         scale = 1 / math.sqrt(keys.shape[2])
@@ -160,7 +162,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _path_scores(grouped: Tensor, keys: Sequence[Tensor]) -> Tensor:
-    """[steps, Hk, T, G] of every query with the keys of its own path."""
+    """Scores [steps, Hk, T, G] of every query with the keys of its own path."""
     scores = torch.empty(len(keys), *grouped.shape[:-1], dtype=_wide(grouped.dtype), device=grouped.device)
     for score, key in zip(scores, keys, strict=True):
         torch.sum(grouped * key.transpose(0, 1).unsqueeze(2), -1, dtype=score.dtype, out=score)
@@ -170,7 +172,7 @@ def _path_scores(grouped: Tensor, keys: Sequence[Tensor]) -> Tensor:
 def _prefix(
     grouped: Tensor, keys: Tensor, values: Tensor, parts: Sequence[Tile], width: int | None
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention to the first step's keys alone: [Hk, T, G, D] and log-sum-exp [Hk, T, G]."""
+    """Causal attention over the first step's keys alone: result [Hk, T, G, D] and log-sum-exp [Hk, T, G]."""
     wide = _wide(grouped.dtype)
     output = torch.zeros(grouped.shape, dtype=wide, device=grouped.device)
     lse = torch.full(grouped.shape[:-1], -math.inf, dtype=wide, device=grouped.device)
@@ -190,7 +192,7 @@ def _prefix_backward(
     inputs: tuple[Tensor, Tensor, Tensor], upstream: Tensor, sums: tuple[Tensor, Tensor],
     parts: Sequence[Tile], width: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values through the prefix, given the merged log-sum-exp."""
+    """Gradients of queries, keys and values from the first step's keys, given the merged log-sum-exp."""
     grouped, keys, values = inputs
     wide, scale = _wide(grouped.dtype), 1 / math.sqrt(grouped.shape[-1])
     dq, dk, dv = (torch.zeros(x.shape, dtype=wide, device=x.device) for x in inputs)
@@ -199,7 +201,7 @@ def _prefix_backward(
     heads, size = keys.shape[0], keys.shape[2]
     for tile in parts:
         above = upstream.index_select(1, tile.queries)
-        above.index_fill_(1, tile.padding, 0)  # padding changes nothing
+        above.index_fill_(1, tile.padding, 0)  # padding has no effect
         above = above.view(heads * tile.stretches, -1, size)
         lse, inner = (_taken(each, tile.queries, tile, 1) for each in sums)
         weights = _scores(grouped, keys, tile, width).sub_(lse).exp_()
@@ -217,23 +219,23 @@ def _prefix_backward(
 
 
 def _taken(stored: Tensor, slots: Tensor, tile: Tile, *size: int) -> Tensor:
-    """[Hk * n, rows of a stretch, *size] of `stored` [Hk, T, ...], groups among the rows where it has them."""
+    """Rows [Hk * n, rows of a segment, *size] of `stored` [Hk, T, ...], with query groups, if any, as rows."""
     return stored.index_select(1, slots).view(stored.shape[0] * tile.stretches, -1, *size)
 
 
 def _put(stored: Tensor, tile: Tile, found: Tensor) -> None:
-    """Write what was found for a tile's queries to their slots of `stored` [Hk, T, G, ...]."""
+    """Write the results of a tile's queries to their slots of `stored` [Hk, T, G, ...]."""
     rows = found.view(stored.shape[0], len(tile.queries), *stored.shape[2:])
     stored.index_copy_(1, tile.queries[tile.kept], rows.index_select(1, tile.kept))
 
 
 def _scores(grouped: Tensor, keys: Tensor, tile: Tile, width: int | None) -> Tensor:
-    """[Hk * n, Q * G, L] of a tile's queries, minus infinity where a query does not see a key."""
+    """Scores [Hk * n, Q * G, L] of a tile's queries, minus infinity for invisible keys."""
     groups, size = grouped.shape[2], keys.shape[2]
     query, key = _taken(grouped, tile.queries, tile, size), _taken(keys, tile.keys, tile, size)
     scores = torch.bmm(query, key.transpose(1, 2)).to(_wide(grouped.dtype)).mul_(1 / math.sqrt(size))
     count = len(tile.queries) // tile.stretches
-    # Only the queries' own keys may lie ahead of them.
+    # Only the queries' own keys may be ahead of a query.
     own = scores[:, :, scores.shape[2] - count :]
     own += _ahead(groups, scores.dtype, scores.device)[: count * groups, :count]
     if width is not None:
@@ -245,6 +247,6 @@ def _scores(grouped: Tensor, keys: Tensor, tile: Tile, width: int | None) -> Ten
 
 @lru_cache(maxsize=8)
 def _ahead(groups: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[TILE * G, TILE] minus infinity above the diagonal, the query groups of a slot side by side."""
+    """Causal mask [TILE * G, TILE] with minus infinity above the diagonal, query groups of a slot adjacent."""
     mask = torch.full((QUERY_TILE, QUERY_TILE), -math.inf, dtype=dtype, device=device).triu(1)
     return mask.repeat_interleave(groups, dim=0)

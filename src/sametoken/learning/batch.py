@@ -1,8 +1,8 @@
-"""Batch of a training step: documents side by side, and the weight of the guess about each place.
+"""Batch of a training step: concatenated documents, and the weight of each guess.
 
-Legend: N tokens of a batch, K steps. The guess of step k about place j is made by slot j - 1 - k: it reads the feature
-of that slot and the tokens after it up to j, and guesses token j + 1. The target's own distribution there comes from
-its hidden state at j.
+Legend: N tokens of a batch, K steps. The guess of step k about place j is made by slot j - 1 - k from the feature of
+the slot and the tokens after it up to j; the guess is token j + 1. The target's distribution for it follows from the
+hidden state at j.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 
 class Batch(NamedTuple):
-    """Documents side by side, without padding.
+    """Concatenated documents, without padding.
 
     Attributes:
         tokens: int64 [N].
-        mask: bool [N]: tokens that count as things to guess.
-        lengths: tokens of each document.
-        seeds: int64 of each document, what its random draws in training depend on; None draws nothing.
+        mask: bool [N], true for tokens whose guesses count.
+        lengths: number of tokens of each document.
+        seeds: int64 seed of each document for random draws in training; None for no draws.
     """
 
     tokens: Tensor
@@ -33,24 +33,24 @@ class Batch(NamedTuple):
     def of(
         documents: Sequence[tuple[Tensor, Tensor]], device: torch.device | str = "cpu", seeds: Tensor | None = None
     ) -> Batch:
-        """A batch from the tokens and masks of documents."""
+        """Batch from the tokens and masks of documents."""
         tokens, masks = zip(*documents, strict=True)
         lengths = tuple(len(each) for each in tokens)
         return Batch(torch.cat(tokens).to(device), torch.cat(masks).to(device), lengths, seeds)
 
     @property
     def positions(self) -> Tensor:
-        """[N] places within the documents."""
+        """Positions [N] within the documents."""
         return torch.cat([torch.arange(length, device=self.tokens.device) for length in self.lengths])
 
     @property
     def documents(self) -> Tensor:
-        """[N] which document a token belongs to."""
+        """Document number [N] of each token."""
         counts = torch.tensor(self.lengths, device=self.tokens.device)
         return torch.repeat_interleave(torch.arange(len(self.lengths), device=self.tokens.device), counts)
 
     def ahead(self, steps: int) -> Tensor:
-        """[N] the tokens `steps` places later; past the end the last one, which no guess that counts reads."""
+        """Tokens [N] `steps` places later; past the end the last one, which no counted guess reads."""
         at = torch.arange(steps, steps + len(self.tokens), device=self.tokens.device)
         return self.tokens[at.clamp_(max=len(self.tokens) - 1)]
 
@@ -59,9 +59,9 @@ class GuessWeights(NamedTuple):
     """Weights of the guesses in the loss.
 
     Attributes:
-        weights: float32 [K, N] of the guess of step k about place j; to be divided by the total of all batches of a
-            step of the optimiser.
-        total: what the weights of the first step sum to, up to the decay: documents, or tokens.
+        weights: float32 [K, N] weight of the guess of step k about place j, to be divided by the total of all batches
+            of a step of the optimiser.
+        total: sum of the weights of the first step, up to the decay: number of documents, or of tokens.
     """
 
     weights: Tensor
@@ -69,12 +69,12 @@ class GuessWeights(NamedTuple):
 
 
 def guess_weights(batch: Batch, steps: int, decay: float, *, per_document: bool) -> GuessWeights:
-    """Weights decay^k, over their sum, for every guess that a draft within one masked stretch would make.
+    """Normalised weights decay^k for every guess of a draft within one masked run.
 
-    A mask moves on with what is guessed: a guess counts if its token and all that its path guessed before are masked.
+    A guess counts if its token and all earlier guesses of its path are masked.
 
     Args:
-        per_document: every document counts the same, whatever its length; otherwise every token.
+        per_document: give all documents equal weight, independent of length; otherwise all tokens.
     """
     place, mask = batch.positions, batch.mask
     document = batch.documents
@@ -96,5 +96,5 @@ def guess_weights(batch: Batch, steps: int, decay: float, *, per_document: bool)
 
 
 def guessing_slots(steps: int, places: Tensor) -> Tensor:
-    """[K, C] slots that guess about `places` [C] at each step; below zero there is no such guess."""
+    """Slots [K, C] of the guesses about `places` [C] at each step; negative if there is no such guess."""
     return places - 1 - torch.arange(steps, device=places.device).unsqueeze(1)

@@ -1,8 +1,8 @@
-"""Losses of guesses against the target's distribution, in chunks of places and with gradients in closed form.
+"""Losses of guesses against the target's distribution, in chunks of places, with gradients in closed form.
 
-The target's scores of a chunk are computed once and serve all steps; no tensor of places by vocabulary outlives its
-chunk. Losses: forward KL and total variation as usual, LK from arXiv 2602.23881. Legend: K steps, N places, C places of
-a chunk, H hidden size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
+The target's logits of a chunk are computed once for all steps; no tensor of places times vocabulary outlives its chunk.
+Losses: forward KL, total variation, and LK (arXiv 2602.23881). Legend: K steps, N places, C places of a chunk, H hidden
+size of the head, Ht of the target, V vocabulary, Vd draft vocabulary.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from torch.nn import functional as F
 
 from sametoken.learning.batch import guessing_slots
 
-CHUNK_SCORES = 2**23  # scores of a chunk over all steps: what bounds memory
+CHUNK_SCORES = 2**23  # logits of a chunk over all steps, to bound memory
 
 
 class Teacher(NamedTuple):
     """Tensors from which the target's distribution is computed.
 
     Attributes:
-        last: [N, Ht] its last hidden states after the final norm.
-        head: [V, Ht] its output layer.
-        following: int64 [N] the token after each place, as the data have it.
-        draft_ids: int64 [Vd] ids that the head can guess, ascending.
-        cap: its scores become cap tanh(score / cap), None for no cap.
+        last: [N, Ht] last hidden states after the final norm.
+        head: [V, Ht] output layer.
+        following: int64 [N] token of the data after each place.
+        draft_ids: int64 [Vd] ascending ids that the head can guess.
+        cap: logits become cap tanh(logit / cap), None for no cap.
     """
 
     last: Tensor
@@ -43,11 +43,11 @@ class LossRule:
     """Loss of a guess.
 
     Attributes:
-        kind: "kl" forward KL to the target's distribution over the draft vocabulary; "tv" total variation, one minus
-            the probability that a draw from the guess is accepted; "lk" a mix; "hard" the data's own token.
+        kind: "kl" for forward KL to the target's distribution over the draft vocabulary; "tv" for total variation, one
+            minus the acceptance probability of a draw from the guess; "lk" for a mix; "hard" for the token of the data.
         mix: for "lk": "alpha" is -log of the acceptance, "adaptive" is share * KL + (1 - share) * TV with
             share = exp(-3 * acceptance) per guess, a number is a constant share.
-        skip_outside: guesses about places where the target's best token is outside the draft vocabulary do not count.
+        skip_outside: ignore places where the target's best token is outside the draft vocabulary.
     """
 
     kind: str = "kl"
@@ -57,7 +57,7 @@ class LossRule:
     LK_DECAY = 3.0
 
     def gradient(self, p: Tensor, q: Tensor, acceptance: Tensor) -> Tensor:
-        """[..., Vd] derivative of a guess's loss by its scores, from distributions p, q [..., Vd]; may take q's place.
+        """Gradient [..., Vd] of a guess's loss by its logits, from distributions p, q [..., Vd]; may overwrite q.
 
         Args:
             acceptance: [..., 1] sum of min(p, q).
@@ -75,7 +75,7 @@ class LossRule:
         return varied.mul_(1 - share).add_(q.sub_(p).mul_(share))
 
     def value(self, divergence: Tensor, acceptance: Tensor) -> Tensor:
-        """A guess's loss from its cross-entropy or KL and its acceptance, each [...]."""
+        """Loss of a guess from its cross-entropy or KL and its acceptance, each [...]."""
         if self.kind in ("kl", "hard"):
             return divergence
         if self.kind == "tv":
@@ -86,19 +86,22 @@ class LossRule:
         return share * divergence + (1 - share) * (1 - acceptance)
 
     def _share(self, acceptance: Tensor) -> Tensor:
-        """The share of KL; a constant for the gradient."""
+        """Share of KL, a constant for the gradient."""
         if self.mix == "adaptive":
             return torch.exp(-self.LK_DECAY * acceptance)
         return torch.full_like(acceptance, float(self.mix))
 
 
 class AcceptanceMetrics(NamedTuple):
-    """Sums over the guesses that counted, each float64 [K]; add up over batches.
+    """Sums over the counted guesses, each float64 [K]; additive over batches.
 
     Attributes:
-        counted: guesses. `loss`: their losses. `acceptance`: their sums of min(p, q).
-        correct: how often the best guess was the target's best token.
-        reached: guesses whose path was correct before them. `path`: and including them.
+        counted: number of guesses.
+        loss: sum of losses.
+        acceptance: sum of the acceptance probabilities, sum of min(p, q).
+        correct: number of guesses whose best token is the target's.
+        reached: number of guesses after a correct path.
+        path: number of correct guesses after a correct path.
     """
 
     counted: Tensor
@@ -113,7 +116,7 @@ class AcceptanceMetrics(NamedTuple):
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per forward that greedy chains of K guesses would yield, bonus included."""
+        """Expected tokens per forward for greedy chains of K guesses, bonus included."""
         rates = self.path / self.reached.clamp(min=1)
         return float(1 + rates.cumprod(0).sum())
 
@@ -121,15 +124,15 @@ class AcceptanceMetrics(NamedTuple):
 def guess_loss(
     states: Tensor, heads: Sequence[Tensor], teacher: Teacher, weights: Tensor, rule: LossRule
 ) -> tuple[Tensor, AcceptanceMetrics]:
-    """The weighted loss of all guesses, and what to say of them.
+    """Compute the weighted loss and the metrics of all guesses.
 
     Args:
-        states: [K, N, H] what the output layers read, by slot.
+        states: [K, N, H] inputs of the output layers, by slot.
         heads: [Vd, H] output layers: one for all steps, or one per step.
         weights: [K, N] by place, from `batch.guess_weights`.
 
     Returns:
-        A scalar whose gradient reaches `states` and every head that needs it, and sums that have none.
+        Scalar with gradients for `states` and every head that requires them, and metrics without gradients.
     """
     report: list[AcceptanceMetrics] = []
     loss: Tensor = _GuessLoss.apply(states, teacher, weights, rule, report.append, *heads)  # type: ignore[no-untyped-call]
@@ -137,7 +140,7 @@ def guess_loss(
 
 
 class _GuessLoss(torch.autograd.Function):
-    """Loss with its gradients, computed together chunk by chunk, so that nothing as wide as the vocabulary is kept."""
+    """Loss with gradients, computed chunk by chunk, so that no tensor of the vocabulary's width is saved."""
 
     @staticmethod
     def forward(
@@ -163,7 +166,7 @@ class _GuessLoss(torch.autograd.Function):
 
 
 class _Work:
-    """Running sums of one call."""
+    """Accumulators of one call."""
 
     def __init__(
         self, states: Tensor, teacher: Teacher, weights: Tensor, rule: LossRule, heads: Sequence[Tensor],
@@ -181,7 +184,7 @@ class _Work:
         self.all_ids = len(teacher.draft_ids) == len(teacher.head)
 
     def chunk(self, places: Tensor) -> None:
-        """Judge the guesses of all steps about `places` [C]."""
+        """Evaluate the guesses of all steps about `places` [C]."""
         p, best, inside = self._target(places)
         slots = guessing_slots(len(self.states), places)
         weights = self.weights[:, places] * (slots >= 0)
@@ -205,7 +208,7 @@ class _Work:
                 d_head += gradient.flatten(0, 1).T @ read.flatten(0, 1)
 
     def _target(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """p [C, Vd], the index of the target's best token in it [C], and whether that is in the vocabulary [C]."""
+        """Target's p [C, Vd], index of its best token in p [C], and true if the best token is in the vocabulary [C]."""
         teacher = self.teacher
         full = F.linear(teacher.last[places].to(teacher.head.dtype), teacher.head).to(self.weights.dtype)
         full = full if teacher.cap is None else torch.tanh(full / teacher.cap) * teacher.cap
@@ -220,7 +223,7 @@ class _Work:
         return torch.softmax(scores, -1), best, inside
 
     def report(self) -> AcceptanceMetrics:
-        """Sums by step; a path is followed from place to place."""
+        """Metrics by step; correct paths are counted along places."""
         counted, loss, acceptance, correct = self.sums.to(torch.float64)
         path, reached = [], []
         before = torch.ones_like(counted[0])
@@ -234,7 +237,7 @@ class _Work:
 
 
 def _scored(scores: Tensor, p: Tensor, best: Tensor, rule: LossRule) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Loss, acceptance and correctness [K, C] of guesses with `scores` [K, C, Vd], and the derivative by the scores."""
+    """Loss, acceptance and correctness [K, C] of guesses with logits `scores` [K, C, Vd], and the gradient."""
     top = scores.amax(-1)
     correct = scores.gather(-1, best.expand(top.shape).unsqueeze(-1)).squeeze(-1) >= top
     agreement = (p * scores).sum(-1)
@@ -247,7 +250,7 @@ def _scored(scores: Tensor, p: Tensor, best: Tensor, rule: LossRule) -> tuple[tu
 
 
 def feature_loss(recycled: Tensor, last: Tensor, weights: Tensor) -> Tensor:
-    """SmoothL1 between the features that steps put out [K, N, H] and the target's [N, H], weighted as the guesses."""
+    """SmoothL1 loss between the predicted features [K, N, H] and the target's [N, H], with the guesses' weights."""
     places = weights.any(0).nonzero().squeeze(1)
     slots = guessing_slots(len(recycled), places)
     guessed = torch.stack([recycled[k][slots[k].clamp(min=0)] for k in range(len(recycled))]).float()

@@ -1,4 +1,4 @@
-"""The modes of `sametoken train`: which kinds of drafts can be trained, by the names that the command knows them by."""
+"""Modes of `sametoken train`: the kinds of drafts that can be trained, by their names on the command line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LOG = logging.getLogger("sametoken")
 
 
 class Trained(NamedTuple):
-    """A kind of draft that can be trained."""
+    """Kind of draft that can be trained, with its training declaration."""
 
     kind: Kind
     training: Training
 
 
 def _trained() -> dict[str, Trained]:
-    """The kinds that can be trained by their modes, the preferred one first; one that is broken is left out."""
+    """Trainable kinds by mode, the preferred one first; broken ones are left out."""
     found: list[Trained] = []
     for kind in kinds():
         try:
@@ -43,17 +43,17 @@ def _training(kind: Kind) -> Training:
 
 
 TRAINED = _trained()
-# Modes that name a family, and the member that each stands for.
+# Modes that name a family, and the member that each denotes.
 ALIASES = {alias: mode for mode, each in TRAINED.items() for alias in each.kind.aliases["train"][1:]}
 MODES = tuple(name for each in TRAINED.values() for name in each.kind.aliases["train"])
 
 
 def modes_with(group: Literal["head", "loss"], name: str) -> tuple[str, ...]:
-    """The modes that read an option of a group, () if every mode does."""
+    """Modes that read an option of a group, () if every mode does."""
     reading = tuple(mode for mode, each in TRAINED.items() if name in getattr(each.training, group).model_fields)
     return reading if len(reading) < len(TRAINED) else ()
 
 
 def meaning(alias: str) -> str:
-    """Meaning of a mode that names a family, in words."""
+    """Description of a mode that names a family."""
     return f"means {ALIASES[alias]}, {TRAINED[ALIASES[alias]].kind.what}"

@@ -1,6 +1,6 @@
-"""Training objective: a batch and the target's hidden states in, a loss and acceptance metrics out.
+"""Training objective: from a batch and the target's hidden states to a loss and acceptance metrics.
 
-Everything that is trained happens inside `forward`, as wrappers for data parallelism and sharding require.
+All computations on trained parameters are inside `forward`, as wrappers for data parallelism and sharding require.
 """
 
 from __future__ import annotations
@@ -19,18 +19,22 @@ from sametoken.learning.batch import Batch
 from sametoken.learning.loss import AcceptanceMetrics, LossRule
 from sametoken.learning.target import Features, OuterLayers
 
-STD = 0.02  # of random weights, as transformers initialises linears
+STD = 0.02  # of random weights, as for linears in transformers
 
 
 class Start(NamedTuple):
-    """Inputs from which a draft to train is built.
+    """Inputs for the construction of a draft to train.
 
     Attributes:
-        kind: name of its kind of drafter. `head`, `loss`: settings of the draft and of the loss.
-        outer: of the target, and `directory` its checkpoint; `target_name`: for whoever reads the draft's files.
-        draft_ids: int64 [Vd] ids that the draft can guess, ascending; None for all.
-        dtype: what is computed in. `seed`: of the first weights.
-        recompute: compute activations again for the gradient instead of keeping them.
+        kind: name of the kind of drafter.
+        head, loss: settings of the draft and of the loss.
+        outer: outer layers of the target.
+        directory: checkpoint of the target.
+        target_name: name of the target for readers of the draft's files.
+        draft_ids: int64 [Vd] ascending ids that the draft can guess; None for all.
+        dtype: dtype of computations.
+        seed: seed of the initial weights.
+        recompute: recompute activations for the gradient instead of saving them.
     """
 
     kind: str
@@ -46,16 +50,18 @@ class Start(NamedTuple):
 
 
 class Objective(nn.Module, ABC):
-    """A draft in training beside its frozen target.
+    """Draft in training on a frozen target.
 
     Attributes:
-        steps: guesses in a row that are trained.
-        taps: blocks of the target whose outputs it reads besides the last states, 0-based; () for none.
-        dtype: what is computed in. `recompute`: activations are computed again for the gradient.
-        outer: of the target; none of its tensors is a parameter or a buffer here.
-        settings: of the loss; `rule`: what they say of one guess.
-        draws: `forward` draws random numbers where a batch has seeds.
-        stored: what the linear layers are rounded to in training and in files, None for nothing.
+        steps: number of successive guesses that are trained.
+        taps: 0-based blocks of the target whose outputs are read in addition to the last states; () for none.
+        dtype: dtype of computations.
+        recompute: true if activations are recomputed for the gradient.
+        outer: outer layers of the target, whose tensors are neither parameters nor buffers of this module.
+        settings: settings of the loss.
+        rule: loss of a guess, from the settings.
+        draws: true if `forward` draws random numbers for batches with seeds.
+        stored: format of the linear layers in training and in files, None for plain ones.
     """
 
     steps: int
@@ -71,44 +77,44 @@ class Objective(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def new(cls, start: Start) -> Self:
-        """A draft with fresh weights, or with those that the settings name.
+        """Create a draft with initial weights, or with those that the settings name.
 
         Raises:
             ConfigError: the settings contradict each other or the target.
-            CheckpointError: the draft to start from cannot be read.
-            DraftMismatchError: it belongs to another target.
+            CheckpointError: the initial draft cannot be read.
+            DraftMismatchError: the initial draft belongs to another target.
         """
 
     @abstractmethod
     def forward(self, batch: Batch, features: Features, weights: Tensor) -> tuple[Tensor, AcceptanceMetrics]:
-        """The weighted loss of a batch.
+        """Weighted loss and metrics of a batch.
 
         Args:
-            features: of its N tokens.
-            weights: [K, N] from `batch.guess_weights`, over the total.
+            features: features of the N tokens.
+            weights: [K, N] weights of `batch.guess_weights`, divided by the total.
         """
 
     def rewritten(self, batch: Batch) -> Batch:
-        """The batch that is trained on in place of one from the data."""
+        """Batch to train on in place of a batch from the data."""
         return batch
 
     @abstractmethod
     def write(self, place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
-        """Write whole weights, by their names in this module, as whoever serves them reads them.
+        """Write whole weights, given by their names in this module, in the format for serving.
 
         Args:
-            dtype: of the files; None is bfloat16 if that is computed in, float32 otherwise.
+            dtype: dtype of the files; None for bfloat16 if it is the dtype of computations, otherwise float32.
         """
 
     @property
     def stored_dtype(self) -> torch.dtype:
-        """The dtype of files where none is asked for."""
+        """Default dtype of files."""
         return torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
-    """Within it matrices are multiplied in `dtype`."""
+    """Context in which matrices are multiplied in `dtype`."""
     if dtype == torch.float32:
         return nullcontext()
-    # Weights are cast at each use: cached casts would add up the steps' gradients in the narrow dtype.
+    # Weights are cast at each use: with cached casts, gradients of all steps would be added in the narrow dtype.
     return torch.autocast(device.type, dtype, cache_enabled=False)

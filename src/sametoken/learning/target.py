@@ -1,4 +1,4 @@
-"""The frozen target in training: hidden states of documents, its token embedding and its output layer.
+"""Frozen target in training: hidden states of documents, token embedding and output layer.
 
 Legend: N tokens of a batch, n taps, H hidden size, V vocabulary.
 """
@@ -13,11 +13,11 @@ from sametoken.model.config import ModelConfig
 
 
 class Features(NamedTuple):
-    """The target's hidden states of a batch or a sample.
+    """Hidden states of the target for a batch or a sample.
 
     Attributes:
-        taps: [N, n * H] outputs of the tapped blocks side by side, in their order; without taps [N, 0].
-        last: [N, H] output of the last block AFTER the target's final norm, which its output layer reads.
+        taps: [N, n * H] concatenated outputs of the tapped blocks, in order; [N, 0] without taps.
+        last: [N, H] output of the last block AFTER the final norm, which is the input of the output layer.
     """
 
     taps: Tensor
@@ -25,12 +25,12 @@ class Features(NamedTuple):
 
 
 class OuterLayers(NamedTuple):
-    """The target's layers outside its blocks.
+    """Layers of the target outside its blocks.
 
     Attributes:
-        config: the target's architecture.
-        vectors: [V, H] of its tokens, as they are stored.
-        head: [V, H] its output layer, times what its scores are multiplied by.
+        config: configuration of the target.
+        vectors: [V, H] stored token embeddings.
+        head: [V, H] output layer, multiplied by the factor of logits.
     """
 
     config: ModelConfig
@@ -39,5 +39,5 @@ class OuterLayers(NamedTuple):
 
     @classmethod
     def of(cls, config: ModelConfig, vectors: Tensor, head: Tensor) -> OuterLayers:
-        """Build from an output layer in its stored form, which `logits_scale` has not been applied to."""
+        """Build from a stored output layer, by applying `logits_scale`."""
         return cls(config, vectors, head if config.logits_scale == 1 else head * config.logits_scale)

@@ -1,6 +1,6 @@
-"""Training of a kind of draft as data: its options, and a reference to its objective. Nothing here needs torch.
+"""Declaration of the training of a kind of draft: options, and a reference to the objective. Needs no torch.
 
-A kind of drafter names a `Training`; its option classes join those of all kinds on the command line.
+A kind of drafter refers to a `Training`, whose option classes are merged with those of all kinds on the command line.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from sametoken.options.training import HeadOptions, LossOptions
 
 @dataclass(frozen=True)
 class Training:
-    """Training of a kind of draft.
+    """Declaration of the training of a kind of draft.
 
     Attributes:
-        objective: reference "module:attribute" to its `learning.objective.Objective`.
-        head: its options about the draft. `loss`: its options about what is minimised.
-        compared: options of `head` that are compared with the draft of --init-from, so they may be given beside it.
-        defaults: values of options that were not given, from the options of `head`.
-        taps: the blocks of a target with so many that a new draft reads besides the last state, 0-based.
-        vocabulary: a draft may guess among a part of the target's tokens.
-        tree: its drafts are trees of a fixed shape, which can be measured.
-        rewriting: the option of `loss` with which a draft writes answers of its own, "" for none.
-        part: the directory within a run that keeps the best draft, "head" or "draft".
-        preferred: this kind is trained where no mode is named.
+        objective: reference "module:attribute" to a `learning.objective.Objective`.
+        head: class of options for the draft.
+        loss: class of options for the loss.
+        compared: options of `head` that are checked against the draft of --init-from, and so may be given with it.
+        defaults: function from the options of `head` to values of missing options.
+        taps: function from the number of a target's blocks to the 0-based blocks that a new draft reads.
+        vocabulary: true if the kind supports reduced vocabularies.
+        tree: true if drafts are static trees, which can be measured.
+        rewriting: option of `loss` for on-policy answers, "" if there is none.
+        part: directory of the best draft within a run, "head" or "draft".
+        preferred: true for the kind that is trained by default.
     """
 
     objective: str

@@ -1,7 +1,7 @@
-"""A head run over whole documents as a draft runs it: step after step on its own outputs, tokens given.
+"""Unrolled forward of a head over whole documents: successive steps on its own outputs, with teacher forcing.
 
-This is training-time test as SafeAILab/EAGLE describes it (form A): hidden states stay in their slots, tokens and
-positions move on by one each step. Legend: N slots, Ht hidden size of the target, H of the head.
+This is the training-time test of SafeAILab/EAGLE (form A): hidden states stay in their slots, while tokens and
+positions advance by one each step. Legend: N slots, Ht hidden size of the target, H of the head.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sametoken.model.linear import Embedding
 
 
 class Recurrent(Protocol):
-    """A head that reads its own last output in place of a feature.
+    """Protocol of a head that reads its own last output in place of a feature.
 
     Attributes:
-        embed: its own token vectors, None where it reads the target's.
-        recycles_normed: whether the next step reads `normed(output)` rather than the output itself.
+        embed: token embedding of the head, None if it uses the target's.
+        recycles_normed: true if the next step reads `normed(output)` rather than the output.
     """
 
     embed: Embedding | None
@@ -36,11 +36,11 @@ class Recurrent(Protocol):
         ...
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin at `positions` [N]."""
+        """RoPE values cos and sin at `positions` [N]."""
         ...
 
     def __call__(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Any) -> Tensor:
-        """One step [N, H] from token vectors and hidden states [N, H]."""
+        """Output [N, H] of one step, from token embeddings and hidden states [N, H]."""
         ...
 
     def normed(self, output: Tensor) -> Tensor:
@@ -52,8 +52,8 @@ class Unrolled(NamedTuple):
     """Outputs of every step, for every slot.
 
     Attributes:
-        normed: [K, N, H] what an output head reads.
-        recycled: [K, N, H] what the next step would read.
+        normed: [K, N, H] inputs of the output head.
+        recycled: [K, N, H] hidden inputs of the next step.
     """
 
     normed: Tensor
@@ -66,9 +66,9 @@ def unroll(
     """Run `steps` steps of a head.
 
     Args:
-        vectors: [V, H] token vectors: the head's own, or the target's.
-        features: [N, ...] the target's hidden states that the head fuses.
-        recompute: keep no activations within a step but run it again for the gradient.
+        vectors: [V, H] token embeddings of the head or the target.
+        features: [N, ...] hidden states of the target that the head fuses.
+        recompute: save no activations within a step, and run it again for the gradient.
     """
     attend = UnrolledAttention(batch.lengths)
     table = vectors if head.embed is None else head.embed.weight
@@ -85,7 +85,7 @@ def unroll(
     for index in range(steps):
         output = checkpoint(step, index, hidden, use_reentrant=False) if recompute else step(index, hidden)
         normed.append(head.normed(output))
-        # One norm serves both where the next step reads the normed output.
+        # One norm serves both if the next step reads the normed output.
         hidden = normed[-1] if head.recycles_normed else output
         recycled.append(hidden)
     return Unrolled(torch.stack(normed), torch.stack(recycled))
