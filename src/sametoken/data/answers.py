@@ -1,6 +1,6 @@
 """Answers to prompts, from the engine in this process or from an OpenAI-compatible server.
 
-Both take one prompt and give one answer; the caller decides how many prompts run at once.
+Both return one answer to one prompt; the caller decides on the number of concurrent prompts.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from sametoken.prompts.sources import Conversation, Source, encode_prompt
 if TYPE_CHECKING:
     from sametoken.engine.async_llm import AsyncLLM
 
-UNUSABLE = (401, 403, 404, 405, 410)  # the key, the model or the address is wrong, for every request alike
+UNUSABLE = (401, 403, 404, 405, 410)  # statuses for a wrong key, model or address, which fail every request
 
 
 class AnswerSampling(NamedTuple):
-    """Sampling of answers: `max_tokens` each; temperature 0 takes the most probable token; None is the model's own
-    value.
-    """
+    """Sampling of answers of at most `max_tokens`; temperature 0 is greedy; None for the model's default."""
 
     temperature: float | None
     top_p: float | None
@@ -29,12 +27,12 @@ class AnswerSampling(NamedTuple):
 
     @property
     def given(self) -> dict[str, Any]:
-        """Names and values of those that are not left to the model."""
+        """Names and values of the parameters that are not None."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
 class NoAnswerError(SametokenError):
-    """One prompt got no answer; `lasting` if it never will."""
+    """Error: a prompt got no answer; `lasting` if retries are useless."""
 
     def __init__(self, reason: str, lasting: bool) -> None:
         super().__init__(reason)
@@ -42,18 +40,19 @@ class NoAnswerError(SametokenError):
 
 
 class Answerer(Protocol):
-    """Source of answers to prompts; as many calls at once as one likes."""
+    """Source of answers to prompts, for any number of concurrent calls."""
 
     async def answer(self, prompt: Source, seed: int) -> Answer:
-        """The answer to a prompt.
+        """Answer to a prompt.
 
         Raises:
-            NoAnswerError: this prompt gets none. SametokenError: no prompt will.
+            NoAnswerError: this prompt has no answer.
+            SametokenError: no prompt will have an answer.
         """
 
 
 class EngineAnswers:
-    """The engine in this process, which batches whatever is asked at once."""
+    """Answers of the engine in this process, which batches concurrent prompts."""
 
     def __init__(self, engine: AsyncLLM, sampling: AnswerSampling) -> None:
         self._engine, self._sampling = engine, sampling
@@ -70,12 +69,12 @@ class EngineAnswers:
 
 
 class ServerAnswers:
-    """An OpenAI-compatible server.
+    """Answers of an OpenAI-compatible server.
 
     Args:
-        model: the name that the server knows.
-        retries: further attempts after one that failed for a passing reason.
-        first_wait: seconds before the second attempt; doubled for each further one, less up to half by chance.
+        model: name of the model on the server.
+        retries: further attempts after a temporary failure.
+        first_wait: seconds before the second attempt; doubled for each further one, minus a random part of up to half.
     """
 
     def __init__(

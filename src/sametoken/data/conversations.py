@@ -1,6 +1,6 @@
-"""Conversations from files of JSON lines or a JSON array, in the spellings that data sets use, as one kind of record.
+"""Conversations from JSON Lines files or JSON arrays, from the formats of published data sets to one type of record.
 
-Both `conversations` and `messages`, `{from, value}` and `{role, content}` are read; sentinels and empty lines are not.
+Keys are `conversations` or `messages`, `{from, value}` or `{role, content}`; sentinels and empty lines are skipped.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ROLES = {
     "tool": "tool",
 }
 BOM = b"\xef\xbb\xbf"
-SHOWN = 80  # characters of a bad line in a message
+SHOWN = 80  # characters of an invalid line in a message
 
 
 class Record(NamedTuple):
-    """One conversation.
+    """Conversation of a file.
 
     Attributes:
-        id: `conversation_id`, `id` or `uuid` as a string, else the line's number from 1. Files may repeat ids.
-        messages: at least one, oldest first, each with a role of system, user, assistant or tool and a text as content.
-        truncated: the last answer was cut by length.
-        rest: the other keys of the line.
+        id: `conversation_id`, `id` or `uuid` as a string, otherwise the line number from 1. Files may repeat ids.
+        messages: one or more, oldest first, with a role (system, user, assistant or tool) and a text as content.
+        truncated: true if the last answer was cut by length.
+        rest: other keys of the line.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Record(NamedTuple):
 
 
 class DataRow(NamedTuple):
-    """One JSON object of a file: the words that say where it stands, its number from 1, and what it holds."""
+    """JSON object of a file, with its place for messages and its number from 1."""
 
     where: str
     number: int
@@ -56,10 +56,10 @@ class DataRow(NamedTuple):
 
 
 def read_records(file: str | Path) -> Iterator[Record]:
-    """The conversations of a .jsonl or .json file, in order, one line in memory at a time (an array whole).
+    """Yield the conversations of a .jsonl or .json file in order, with one line (or a whole array) in memory at a time.
 
     Raises:
-        DataError: the file cannot be read, or a line is no conversation; names both.
+        DataError: the file cannot be read, or a line is no conversation; the message has file and line.
     """
     for row in read_rows(file):
         if (record := parse_record(row)) is not None:
@@ -67,7 +67,7 @@ def read_records(file: str | Path) -> Iterator[Record]:
 
 
 def read_rows(file: str | Path) -> Iterator[DataRow]:
-    """The objects of a file of JSON lines or of a JSON array, whichever it holds; `{"finished": true}` is left out.
+    """Yield the objects of a JSON Lines file or a JSON array, without `{"finished": true}`.
 
     Raises:
         DataError: the file cannot be read, is not UTF-8, or a line is no JSON object.
@@ -114,10 +114,10 @@ def _object(entry: object, where: str) -> dict[str, Any]:
 
 
 def row_id(row: DataRow) -> str:
-    """The id that a row states, else its number.
+    """Id of a row, by default its number.
 
     Raises:
-        DataError: it is neither text nor integer, or empty.
+        DataError: the id is neither text nor integer, or is empty.
     """
     key = next((key for key in ID_KEYS if row.entry.get(key) is not None), None)
     stated = row.number if key is None else row.entry[key]
@@ -127,9 +127,9 @@ def row_id(row: DataRow) -> str:
 
 
 def parse_record(row: DataRow) -> Record | None:
-    """The conversation of a row; None where it says that there is none (an id alone, or a list without messages).
+    """Conversation of a row; None for a row without one (an id alone, or a list without messages).
 
-    A text under `system` becomes the leading system turn unless the conversation has one.
+    A text under `system` becomes the first system turn unless the conversation has one.
 
     Raises:
         DataError: the row is no conversation.
@@ -156,10 +156,10 @@ def parse_record(row: DataRow) -> Record | None:
 
 
 def parse_message(turn: object, where: str) -> dict[str, Any]:
-    """A message as role and content; what else a `{role, content}` message has (tool calls, a name) is kept.
+    """Message with role and content; other keys of a `{role, content}` message (tool calls, a name) are kept.
 
     Raises:
-        DataError: the role is unknown or the content no text.
+        DataError: the role is unknown, or the content is no text.
     """
     if not isinstance(turn, Mapping):
         raise DataError(f"{where}: got {str(turn)[:SHOWN]}, expected an object with role and content")
@@ -177,7 +177,7 @@ def parse_message(turn: object, where: str) -> dict[str, Any]:
 
 
 def _joined(parts: list[Any], where: str) -> str:
-    """The text of a content given in parts, as some clients send it."""
+    """Text of a content in parts, as sent by some clients."""
     texts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{where}: the content has parts that are not text; expected text only")
@@ -185,10 +185,10 @@ def _joined(parts: list[Any], where: str) -> str:
 
 
 def writable_text(text: object, name: str) -> str:
-    """The text, unless it is none or cannot be written as UTF-8.
+    """Return the value if it is a text that UTF-8 can encode.
 
     Raises:
-        DataError: names it as `name`.
+        DataError: it is not; the message uses `name`.
     """
     if not isinstance(text, str):
         raise DataError(f"{name} is {str(text)[:SHOWN]}, expected a text")

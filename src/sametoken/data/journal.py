@@ -1,6 +1,6 @@
-"""A file of JSON lines that grows by whole lines only, so that a run can go on after it was killed.
+"""JSON Lines file that grows by whole lines only, so that a killed run can continue.
 
-NAME.run.json beside it has the settings that its lines were made with. A run with other settings may not add lines.
+NAME.run.json has the settings of the run that wrote the lines. A run with other settings cannot add lines.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BLOCK = 1 << 16
 
 
 class Lines:
-    """Appends JSON objects to a file; each is there whole or not at all, and on disk after a moment.
+    """Appender of JSON objects to a file; each write is atomic, and on disk after a short time.
 
     Args:
-        descriptor: of a file of whole lines, opened for appending; belongs to this object from now on.
-        path: its name, for messages.
+        descriptor: descriptor of a file of whole lines, opened for appending; this object takes ownership.
+        path: path of the file, for messages.
     """
 
     def __init__(self, descriptor: int, path: Path) -> None:
@@ -35,10 +35,10 @@ class Lines:
         self._unsynced, self._synced = 0, time.monotonic()
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add a line.
+        """Append a line.
 
         Raises:
-            DataError: it cannot be written; the file is as it was before.
+            DataError: the line cannot be written; the file is unchanged.
         """
         line = memoryview((json.dumps(entry, ensure_ascii=False) + "\n").encode())
         try:
@@ -61,7 +61,7 @@ class Lines:
         self._unsynced, self._synced = 0, time.monotonic()
 
     def close(self) -> None:
-        """Put everything on disk and let others write."""
+        """Flush to the disk and release the lock."""
         try:
             self._sync()
         except OSError as error:
@@ -76,14 +76,14 @@ def settings_file(path: Path) -> Path:
 
 
 def take_up(path: Path, settings: Mapping[str, Any]) -> Lines:
-    """A journal to append to: a new one, or one begun with the same settings, its torn last line cut off.
+    """Open a journal for appending: a new one, or an existing one with equal settings, without its torn last line.
 
     Args:
-        settings: what the lines depend on; JSON values.
+        settings: JSON values on which the lines depend.
 
     Raises:
-        ConfigError: the file was begun with other settings, or is none of ours, or is being written.
-        DataError: it cannot be opened or written.
+        ConfigError: the file has other settings, was not written here, or is being written.
+        DataError: the file cannot be opened or written.
     """
     descriptor = _open(path)
     try:
@@ -103,7 +103,7 @@ def take_up(path: Path, settings: Mapping[str, Any]) -> Lines:
 
 
 def start_over(path: Path) -> Lines:
-    """An empty file of lines, whatever stood there.
+    """Open an empty journal, removing existing content.
 
     Raises:
         DataError: it cannot be written.

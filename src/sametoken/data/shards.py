@@ -1,6 +1,6 @@
-"""Cuts a file of conversations into shards of so many lines, for as many workers, and joins shards again.
+"""Splitting of a file of conversations into shards for several workers, and concatenation of shards.
 
-Every key stays as it is. Only ids may be added, so that they differ across shards.
+All keys are kept. Only ids may be added, so that they differ across shards.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from sametoken.errors import ConfigError, DataError
 from sametoken.files import make_directory, replacing
 
 FILE_NAME = "train-{0:05d}-{0:05d}.jsonl"
-MOST_SHARDS = 100_000  # what five digits can name
+MOST_SHARDS = 100_000  # limit of five digits
 
 
 def shard(file: Path, directory: Path, lines: int, *, number: bool = True) -> list[Path]:
-    """Cut a .jsonl or .json file into `train-%05d-%05d.jsonl`, in its order.
+    """Split a .jsonl or .json file into `train-%05d-%05d.jsonl`, in order.
 
     Args:
-        directory: made if need be; must hold no .jsonl yet, so that no shard of another file is left among these.
-        lines: of a shard at most.
-        number: give what has no id its number in the file as `conversation_id`.
+        directory: created if missing; must not contain .jsonl files, so that shards of different files never mix.
+        lines: most lines of a shard.
+        number: set `conversation_id` of rows without id to their number in the file.
 
-    Raises:
-        ConfigError: the directory holds .jsonl. DataError: the file cannot be read or a shard not be written.
+        Raises:
+            ConfigError: the directory contains .jsonl files.
+            DataError: the file cannot be read, or a shard cannot be written.
     """
     if found := sorted(directory.glob("*.jsonl")):
         raise ConfigError(f"{found[0]} is there already; expected a directory without .jsonl files")
@@ -53,15 +54,16 @@ def _name(directory: Path, index: int) -> Path:
 
 
 def combine(directory: Path, output: Path) -> tuple[int, int]:
-    """Put the .jsonl files of a directory together, in the order of their names, without what holds no conversation.
+    """Concatenate the .jsonl files of a directory, in the order of their names, without rows that are no conversation.
 
-    The files beside a synthesised one (failures, settings) are left out.
+    The companions of a synthesised file (failures, settings) are left out.
 
     Returns:
-        Files read and lines written.
+        Number of files read and of lines written.
 
-    Raises:
-        ConfigError: there is nothing to combine, or the output exists. DataError: a file cannot be read or written.
+        Raises:
+            ConfigError: there is nothing to combine, or the output exists.
+            DataError: a file cannot be read or written.
     """
     files = [file for file in sorted(directory.glob("*.jsonl")) if not file.name.endswith(".failed.jsonl")]
     if not files:
@@ -78,7 +80,7 @@ def _numbered(row: DataRow) -> DataRow:
 
 
 def _write(path: Path, rows: Iterable[DataRow]) -> int:
-    """Write a file of lines, which is there whole or not at all; return how many."""
+    """Write a file of lines atomically; return their number."""
     make_directory(path.parent)
     count = 0
     with replacing(path) as part, part.open("w", encoding="utf-8", newline="\n") as stream:

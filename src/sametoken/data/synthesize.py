@@ -1,6 +1,6 @@
-"""Conversations whose assistant turns the target writes: those of a file anew, or new ones that the target begins.
+"""Synthesis of conversations with assistant turns of the target: rewritten ones of a file, or new ones.
 
-Conversations are independent: the result depends on a conversation's own turns and id, not on order, batch or restarts.
+Results are independent of order, batch and restarts: they depend on a conversation's own turns and id alone.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from sametoken.prompts.sources import Conversation
 
 FINISHED = {"finished": True}
 PROMPT_KEYS = ("prompt", "text")
-HOPELESS = 16  # conversations in a row without an answer after which the rest is not tried
+HOPELESS = 16  # successive conversations without an answer after which a run is aborted
 Message = dict[str, Any]
-Questions = Callable[[Sequence[Message], int], Awaitable[list[Message]]]  # history and turn -> what is said next, or []
+Questions = Callable[[Sequence[Message], int], Awaitable[list[Message]]]  # history and turn -> next user turns, or []
 
 
 class Task(NamedTuple):
-    """A conversation to be answered, or with one text a prompt to be completed.
+    """Conversation to answer, or text to complete.
 
     Attributes:
-        id: unlike every other of the file.
-        source: messages, the old answers among them, or a text.
-        rest: keys of the line that are written as they are.
+        id: unique id in the file.
+        source: messages, old answers included, or a text.
+        rest: keys of the line that are copied unchanged.
     """
 
     id: str
@@ -43,7 +43,7 @@ class Task(NamedTuple):
 
     @property
     def said(self) -> list[str]:
-        """Turns that are not the assistant's, to which answers are generated."""
+        """Texts of the turns that are not the assistant's, to which answers are generated."""
         return _said(self.source)
 
     @property
@@ -55,15 +55,15 @@ class Task(NamedTuple):
 
 
 def read_tasks(file: Path, chat: bool, system: str = "", limit: int | None = None) -> Iterator[Task]:
-    """The tasks of a file, in its order; where lines share an id, a digest of what they say is added to it.
+    """Yield the tasks of a file, in order; a digest of the content is appended to a repeated id.
 
     Args:
         chat: read conversations; otherwise texts, from `prompt`, `text` or a conversation's first user turn.
         system: the system turn of conversations that have none.
-        limit: lines to read at most.
+        limit: most lines to read.
 
     Raises:
-        DataError: the file cannot be read, or a line is no task; names both.
+        DataError: the file cannot be read, or a line is no task; the message has file and line.
     """
     counts = Counter(row_id(row) for row in read_rows(file))
     copies: Counter[str] = Counter()
@@ -86,7 +86,7 @@ def _conversation(row: DataRow, system: str) -> tuple[list[Message], dict[str, A
 
 
 def _text(row: DataRow) -> tuple[str, dict[str, Any]]:
-    """A text to complete; of a conversation its first user turn."""
+    """Text to complete, which for a conversation is its first user turn."""
     key = next((key for key in PROMPT_KEYS if row.entry.get(key) is not None), None)
     if key is None:
         messages, rest = _conversation(row, "")
@@ -102,18 +102,19 @@ def _said(source: object) -> list[str]:
 
 
 def _is_answer(message: Mapping[str, Any]) -> bool:
-    """True if a turn is to be generated again. Calls of tools stay: the tools' replies belong to them."""
+    """True if a turn is to be generated again. Tool calls are kept, since the tools' replies belong to them."""
     return message["role"] == "assistant" and not message.get("tool_calls")
 
 
 class Finished:
-    """Conversations that an output already holds, and the prompts of each.
+    """Conversations in an existing output, with the prompts of each.
 
     Args:
-        file: of whole lines, as `Synthesis` writes them. `chat`: they are conversations, not texts.
+        file: output of `Synthesis`, of whole lines.
+        chat: true for conversations, false for texts.
 
     Raises:
-        DataError: a line is not one of ours.
+        DataError: a line was not written by `Synthesis`.
     """
 
     def __init__(self, file: Path, chat: bool) -> None:
@@ -133,7 +134,7 @@ class Finished:
         """True if the task is done.
 
         Raises:
-            DataError: it was done with other turns under the same id.
+            DataError: the output has other turns under the id of the task.
         """
         if task.id not in self:
             return False
@@ -152,11 +153,14 @@ def _digest(turns: Sequence[str]) -> str:
 
 @dataclass
 class Summary:
-    """Counts of the conversations so far.
+    """Number of conversations so far, by result.
 
     Attributes:
-        written: lines added. `truncated`: of these, cut by length. `empty`: without anything to answer.
-        failed: without a line, see the failures. `tokens`: of the answers.
+        written: lines written.
+        truncated: written lines whose answer was cut by length.
+        empty: conversations without a turn to answer.
+        failed: conversations without a line, which are in the file of failures.
+        tokens: tokens of the answers.
     """
 
     written: int = 0
@@ -167,7 +171,7 @@ class Summary:
 
 
 class Answered(NamedTuple):
-    """A conversation answered as far as possible: its line, or None; and why it is not whole, or None."""
+    """Result of a task: its line or None, and the reason why it is incomplete or None."""
 
     entry: dict[str, Any] | None
     tokens: int = 0
@@ -176,7 +180,7 @@ class Answered(NamedTuple):
 
 
 def given_questions(task: Task) -> Questions:
-    """The turns of a conversation that the task holds, up to each answer that is due."""
+    """Yield the task's own turns up to each answer to generate."""
     assert not isinstance(task.source, str)
     groups = _before_answers(task.source)
 
@@ -200,9 +204,9 @@ def _before_answers(source: list[Message]) -> Iterator[list[Message]]:
 
 
 async def converse(task: Task, questions: Questions, answers: Answerer, seed: int) -> Answered:
-    """Answer the turns of a conversation one after the other, each with the new answers before it.
+    """Answer the turns of a conversation in order, each after the new answers before it.
 
-    An answer cut by length ends it; turns without an answer are left off the end.
+    An answer cut by length ends the conversation; turns at the end without an answer are removed.
     """
     history: list[Message] = []
     whole = turn = tokens = 0
@@ -228,7 +232,7 @@ async def converse(task: Task, questions: Questions, answers: Answerer, seed: in
 
 
 async def complete(task: Task, answers: Answerer, seed: int) -> Answered:
-    """Complete a text; its line has the prompt, and prompt and completion as one text."""
+    """Complete a text; the line has the prompt, and the concatenation of prompt and completion."""
     assert isinstance(task.source, str)
     if not task.source:
         return Answered(None)
@@ -244,7 +248,7 @@ async def complete(task: Task, answers: Answerer, seed: int) -> Answered:
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A seed of 63 bits; an answer's is of nothing but the run's seed, the conversation's id and the turn."""
+    """Seed of 63 bits from parts; for an answer, from the run's seed, the conversation's id and the turn."""
     return int.from_bytes(hashlib.sha256("\n".join(map(str, parts)).encode()).digest()[:8]) >> 1
 
 
@@ -252,10 +256,10 @@ Answering = Callable[[Task], Awaitable[Answered]]
 
 
 def answering(answers: Answerer, seed: int, questions: Callable[[Task], Questions] = given_questions) -> Answering:
-    """Function that does a task.
+    """Make the function that processes a task.
 
     Args:
-        seed: from which those of the answers are derived.
+        seed: seed from which the seeds of answers are derived.
         questions: generator of the turns that are not the assistant's.
     """
 
@@ -268,12 +272,13 @@ def answering(answers: Answerer, seed: int, questions: Callable[[Task], Question
 
 
 class Synthesis:
-    """Answering of tasks, several at once; each is written as it is done.
+    """Concurrent processing of tasks; each result is written at once.
 
     Args:
-        do: answers one, see `answering`.
-        lines: takes the conversations. `failures`: makes the file of those without an answer, when there is one.
-        log_empty: write the ids of conversations without anything to answer too, and a last line when none is missing.
+        do: function that processes a task, see `answering`.
+        lines: output for the conversations.
+        failures: function that opens the file of failures at the first one.
+        log_empty: write ids of conversations without a turn to answer too, and a last line when the run is complete.
         progress: called after every task.
     """
 
@@ -294,7 +299,7 @@ class Synthesis:
         """Answer all tasks.
 
         Raises:
-            SametokenError: going on has no use: the disk is full, the server refuses everything, a line is bad.
+            SametokenError: the run cannot continue: full disk, server that refuses all requests, or invalid line.
         """
         left = iter(tasks)
 
@@ -329,7 +334,7 @@ class Synthesis:
         if kept:
             return
         self.summary.failed += 1
-        # Prompts that are too long may stand together; before the first answer they rather show a wrong setting.
+        # Prompts that are too long may be adjacent; before the first answer they indicate a wrong setting.
         if not failure.lasting or not self.summary.written:
             self._in_a_row += 1
         if self._in_a_row >= HOPELESS:
