@@ -1,1 +1,1 @@
-"""Tensor parallelism: processes that each compute a part of every matrix of one target."""
+"""Tensor parallelism: several processes, each of which computes a part of every matrix of one target."""

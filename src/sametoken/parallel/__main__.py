@@ -1,4 +1,4 @@
-"""A rank that rank 0 started on its own host: `python -m sametoken.parallel RANK COUNT PORT`."""
+"""Entry point of a rank that rank 0 starts on its own host: `python -m sametoken.parallel RANK COUNT PORT`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.parallel.place import HERE, RankPlace
 
 
 def main() -> None:
-    """The whole process."""
+    """Run the rank until it ends."""
     rank, count, port = map(int, sys.argv[1:])
     torch.set_num_threads(int(os.environ["SAMETOKEN_RANK_THREADS"]))
     code = follow(RankPlace(rank, count, 1, HERE, port))

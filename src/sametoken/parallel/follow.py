@@ -1,7 +1,6 @@
-"""A rank that follows: loads its part of the target and of a draft model, and computes in every forward of rank 0.
+"""Following ranks: load a part of the target and of a draft model, and take part in every forward of rank 0.
 
-It knows no requests, and draws only what chains of guesses go on from: what the ranks must agree on is decided in one
-place.
+Following ranks have no requests, and draw only the tokens of draft chains, so that all decisions are made on rank 0.
 """
 
 from __future__ import annotations
@@ -48,15 +47,15 @@ from sametoken.runtime.ranks import NativeExchange, RankPart
 from sametoken.speculation.rows import Sampling
 
 NOT_STARTED = "rank 0 ended before the model was ready; its own messages say why"
-REPEAT_S = 15.0  # that rank 0 has to repeat why another rank ends
+REPEAT_S = 15.0  # time for rank 0 to report the reason why another rank ends
 
 
 class RefusedError(SametokenError):
-    """Reason why this rank ends before it computes anything; rank 0 has reported it."""
+    """Error that ends this rank before any computation; rank 0 reports it."""
 
 
 class FollowingRank:
-    """A rank's part of each model; as `Ranks` it begins nothing of its own."""
+    """Part of each model in a following rank; implements `Ranks`, but only rank 0 begins computations."""
 
     def __init__(self, group: RankGroup) -> None:
         self.group = group
@@ -64,35 +63,35 @@ class FollowingRank:
 
     @property
     def native(self) -> NativeExchange | None:
-        """See `Ranks`."""
+        """Collectives for compiled code, see `Ranks`."""
         return self.group.native
 
     def begin(self, tokens: Tensor, view: View) -> None:
-        """Rank 0 has begun it."""
+        """Do nothing: rank 0 begins forwards."""
 
     def begin_chains(
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
         levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
-        """Rank 0 has begun them."""
+        """Do nothing: rank 0 begins drafting."""
 
     def score(self, last: Tensor) -> None:
-        """Rank 0 has sent them."""
+        """Do nothing: rank 0 sends the hidden states."""
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Rank 0's next message says what was committed."""
+        """Do nothing: the next message of rank 0 has the committed nodes."""
 
     def run(self) -> None:
         """Compute until rank 0 ends.
 
         Raises:
-            EngineError: a rank is gone.
-            RefusedError: its part cannot be loaded.
+            EngineError: a rank is lost.
+            RefusedError: the part of this rank cannot be loaded.
         """
         wanted = self.group.receive()
         decoders = self._load(wanted) if isinstance(wanted, Models) else []
         size = self.group.receive() if decoders else None
-        if not isinstance(size, Cache):  # rank 0 has ended, and its own messages say why
+        if not isinstance(size, Cache):  # rank 0 has ended and has printed the reason
             raise RefusedError(NOT_STARTED)
         table = PageTable(size.rows, size.pages, size.pages_per_row, size.page_size, "cpu")
         kv_format = FORMATS[size.form]
@@ -104,7 +103,7 @@ class FollowingRank:
                 _compute(message, decoders[message.model], caches[message.model])
 
     def _load(self, wanted: Models) -> list[Decoder]:
-        """The parts of this rank; what goes wrong is told to rank 0."""
+        """Load the parts of this rank; errors are sent to rank 0."""
         group, found = self.group, []
         try:
             for name, model in wanted._asdict().items():
@@ -148,7 +147,7 @@ def _apply(changes: Changes, caches: Sequence[KVCache], table: PageTable) -> Non
 
 
 def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cache: KVCache) -> None:
-    """This rank's part of what rank 0 computes now."""
+    """Compute this rank's part of the computation that rank 0 has begun."""
     if isinstance(message, Forward):
         spans = [unpacked(span) for span in message.spans]
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
@@ -161,10 +160,10 @@ def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cach
 
 
 def join(environment: Mapping[str, str], count: int) -> None:
-    """Return on rank 0; another rank, which a launcher has started, computes until rank 0 ends and ends its process.
+    """Return on rank 0; on another rank of a launcher, compute until rank 0 ends, then exit.
 
     Raises:
-        ConfigError: the launcher started another number of processes, or says too little.
+        ConfigError: the launcher started another number of processes, or set too few variables.
     """
     if count == 1:  # a launcher may have started processes for another purpose
         return
@@ -176,9 +175,9 @@ def join(environment: Mapping[str, str], count: int) -> None:
 
 
 def follow(place: RankPlace) -> int:
-    """The whole life of a rank that follows; returns the exit code of its process.
+    """Run a following rank to its end; return the exit code of the process.
 
-    Signals are rank 0's to answer: it ends open requests first, and the others end with it.
+    Rank 0 alone handles signals: it ends open requests first, and then the other ranks.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -201,14 +200,14 @@ def follow(place: RankPlace) -> int:
 
 
 def _said_by_rank_0(group: RankGroup) -> bool:
-    """Wait until rank 0, which prints the reason, has ended; return True if it ended with a message of its own.
+    """Wait until rank 0, which prints the reason, has ended; return True if rank 0 published an end message.
 
-    A rank that ended sooner might make its launcher kill rank 0 before its message.
+    If this rank ended first, the launcher might kill rank 0 before it prints.
     """
     try:
         group.hear(ENDED, 0, REPEAT_S)
         group.receive()
-    except EngineError:  # it has ended
+    except EngineError:  # rank 0 has ended
         return True
     except SametokenError:
         return False
@@ -220,6 +219,6 @@ def _say(place: RankPlace, error: SametokenError) -> None:
 
 
 def _end(place: RankPlace, error: EngineError) -> None:
-    """End the process at once: its own thread may wait for a rank that never comes."""
+    """Exit at once, since a thread may wait forever for a lost rank."""
     _say(place, error)
     os._exit(1)

@@ -1,7 +1,6 @@
-"""Exchange between ranks over the network: messages of rank 0, sums in the order of the ranks, columns of logits.
+"""Collectives over the network: broadcasts of rank 0, sums in the order of the ranks, and gathered columns of logits.
 
-Everything goes over torch.distributed (gloo). A call that fails, or that waits for a rank that is gone, raises
-RuntimeError.
+The transport is torch.distributed (gloo). A call that fails or waits for a lost rank raises RuntimeError.
 """
 
 from __future__ import annotations
@@ -23,47 +22,47 @@ from sametoken.parallel.host import own_address, own_sockets, shut
 from sametoken.parallel.place import RankPlace
 from sametoken.runtime.ranks import NativeExchange
 
-DIST: Any = torch.distributed  # its types leave out what is needed here
+DIST: Any = torch.distributed  # some of its types are incomplete
 JOIN_S = 10.0  # until the connections are open
-FOREVER = timedelta(days=365)  # of a collective: whether a rank hangs is known by its signs of life
-FAILED: list[object] = []  # connections that never opened: to delete them would wait for the other ranks
-INTERFACES = "GLOO_SOCKET_IFNAME"  # names interfaces, separated by commas, as torch.distributed reads it
+FOREVER = timedelta(days=365)  # of a collective; a hanging rank is detected by its heartbeats
+FAILED: list[object] = []  # connections that never opened; their deletion would wait for the other ranks
+INTERFACES = "GLOO_SOCKET_IFNAME"  # interfaces, separated by commas, for torch.distributed
 
 
 class Transport(Protocol):
-    """Transport by which the ranks of one target reach each other."""
+    """Protocol of the transport between the ranks of one target."""
 
     @property
     def native(self) -> NativeExchange | None:
-        """Functions that compiled code calls, None for none."""
+        """Collectives for compiled code, None if there are none."""
         ...
 
     def send(self, data: Tensor) -> None:
-        """All ranks get the bytes of rank 0."""
+        """Broadcast the bytes of rank 0 to all ranks."""
         ...
 
     def sum(self, partial: Tensor) -> None:
-        """Replace contiguous float32 numbers by their sums over all ranks, added in the order of the ranks."""
+        """All-reduce: replace contiguous float32 numbers by their sums over all ranks, in the order of the ranks."""
         ...
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """[R, begins[-1]] on rank 0, of which each rank has the columns [R, begins[rank + 1] - begins[rank]].
+        """Gather the columns [R, begins[rank + 1] - begins[rank]] of all ranks as [R, begins[-1]] on rank 0.
 
         Args:
-            everywhere: the other ranks get it too.
+            everywhere: return the result on the other ranks too.
         """
         ...
 
     def stop(self, *, hangs: bool) -> None:
-        """Calls from another thread end: a rank is gone. `hangs`: its connections are still open."""
+        """Abort calls of other threads, since a rank is lost. `hangs`: the connections of this rank are still open."""
         ...
 
 
 class Gloo:
-    """Connections to all other ranks.
+    """Transport over gloo connections to all other ranks.
 
     Raises:
-        SametokenError: they were not open in time.
+        SametokenError: the connections were not opened in time.
     """
 
     native: NativeExchange | None = None
@@ -91,24 +90,24 @@ class Gloo:
         self._gloo.set_timeout(FOREVER)
 
     def send(self, data: Tensor) -> None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         self._gloo.broadcast([data]).wait()
 
     def all(self, own: Tensor) -> Tensor:
-        """[ranks, ...] of what each rank has."""
+        """All-gather `own` as [ranks, ...]."""
         parts = own.new_empty(self._place.size, *own.shape)
         self._gloo.allgather([list(parts.unbind())], [own]).wait()
         return parts
 
     def sum(self, partial: Tensor) -> None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         parts = self.all(partial)
         torch.add(parts[0], parts[1], out=partial)
         for part in parts[2:]:
             partial += part
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """See `Transport`."""
+        """Implement `Transport`."""
         rank, size, options = self._place.rank, self._place.size, DIST.GatherOptions()
         widths = [end - begin for begin, end in pairwise(begins)]
         padded = own.new_empty(own.shape[0], max(widths))
@@ -121,7 +120,7 @@ class Gloo:
         return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], 1) if parts else own
 
     def stop(self, *, hangs: bool) -> None:
-        """See `Transport`. A collective does not end by itself while another host keeps the connection."""
+        """Abort calls, see `Transport`; a collective does not end by itself while the connection is open."""
         if hangs:
             shut(self._links)
 

@@ -1,8 +1,7 @@
-"""Communication of the ranks of one target: messages of rank 0, sums over all ranks, and the failure that ends them
-all.
+"""Communication of the ranks of one target: messages of rank 0, collectives, and the failure that ends all ranks.
 
-A sum is made of the parts of all ranks, added in the order of the ranks: a number depends on its own parts alone, not
-on how many rows stand beside it. Source of the pattern: Megatron-LM.
+The parts of a sum are added in the order of the ranks, so a number does not depend on the number of rows. Source of the
+pattern: Megatron-LM.
 """
 
 from __future__ import annotations
@@ -31,33 +30,33 @@ from sametoken.parallel.signs import BEAT_S, SILENT_S, SignsOfLife
 from sametoken.runtime.ranks import NativeExchange
 
 LOG = logging.getLogger("sametoken")
-LAST_WORDS_S = 1.5  # for whoever waits for a rank that hangs
-ENDED = "ended"  # what rank 0 says when it ends
-HEADER, SMALL = 8, 4096  # bytes of a message's length, and of a message that needs one transfer
+LAST_WORDS_S = 1.5  # time limit for calls that wait for a hanging rank
+ENDED = "ended"  # key of rank 0's end message
+HEADER, SMALL = 8, 4096  # bytes of the length of a message, and of a message that takes one transfer
 
 
 class RankGroup(Meeting):
-    """The ranks of one target that have met, see `Meeting`.
+    """Connected ranks of one target, see `Meeting`.
 
     Attributes:
-        on_failure: called once, by whichever thread finds why the group has ended.
+        on_failure: called once, by the thread that detects the failure of the group.
 
     Raises:
-        SametokenError: a rank did not come in time.
-        ConfigError: the ranks differ in their facts, or one does not have the key of the others.
+        SametokenError: a rank did not connect in time.
+        ConfigError: the facts of the ranks differ, or a rank has another key.
     """
 
     def __init__(self, place: RankPlace, facts: dict[str, str], *, check: bool = False) -> None:
         super().__init__(place, facts, check=check)
         self.on_failure: Callable[[EngineError], object] = lambda error: None
-        self.end_rank: Callable[[int], object] = lambda rank: None  # ends the process of a rank that hangs
+        self.end_rank: Callable[[int], object] = lambda rank: None  # ends the process of a hanging rank
         self._forwards, self._closing = 0, threading.Event()
         self._gloo: Gloo | None = None
         self._memory: SharedMemory | None = None
         self._signs: SignsOfLife | None = None
         self._small = torch.zeros(SMALL, dtype=torch.uint8)
         self._failing = threading.Lock()
-        self._waiting = False  # for other ranks, in a collective
+        self._waiting = False  # time waited for other ranks in collectives
 
     @property
     def connected(self) -> bool:
@@ -66,29 +65,29 @@ class RankGroup(Meeting):
 
     @property
     def transport(self) -> Transport:
-        """Transport of the ranks' results, once they are connected."""
+        """Transport of the connected ranks."""
         found = self._memory or self._gloo
         assert found is not None
         return found
 
     @property
     def native(self) -> NativeExchange | None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         return self.transport.native
 
     def connect(self) -> None:
-        """Wait for all ranks, compare their facts, and open the connections. Raises as the class says."""
+        """Wait for all ranks, compare their facts, and open the connections. Raises the errors of the class."""
         try:
             self._introduce()
             self._open()
         except SametokenError:
             self._part()
             raise
-        except RuntimeError as error:  # of the store
+        except RuntimeError as error:  # errors of the store
             raise EngineError("rank 0 has ended; its own messages say why") from error
 
     def _open(self) -> None:
-        """Opens the connections to the others, and begins to look for signs of life."""
+        """Open the connections to the other ranks, and start the heartbeats."""
         self._waiting = True
         self._gloo = Gloo(self.place, self._store)
         self._waiting = False
@@ -97,7 +96,7 @@ class RankGroup(Meeting):
         self._signs = SignsOfLife(self.place, self._store.clone(), lambda: self.lost(), self._fail, self._hangs)
 
     def _share(self) -> None:
-        """Shares memory between the ranks of one host, if all of them can."""
+        """Set up shared memory between the ranks of one host, if all ranks support it."""
         kernels, rank, made = library(), self.place.rank, None
         description = self.hear("memory", 0, MEET_S) if rank else None
         reason = "" if description != "" else "rank 0 has none"
@@ -125,7 +124,7 @@ class RankGroup(Meeting):
     # Messages of rank 0.
 
     def send(self, message: object) -> None:
-        """Rank 0 tells the others. Raises EngineError if one is gone."""
+        """Send a message of rank 0 to the other ranks. Raises EngineError if a rank is lost."""
         data = torch.frombuffer(bytearray(pickle.dumps(message, pickle.HIGHEST_PROTOCOL)), dtype=torch.uint8)
         size = data.numel()
         self._small[:HEADER] = torch.tensor([size]).view(torch.uint8)
@@ -138,7 +137,7 @@ class RankGroup(Meeting):
             raise self.failure
 
     def receive(self) -> Any:
-        """Wait for the next message of rank 0. Raises EngineError if a rank is gone."""
+        """Wait for the next message of rank 0. Raises EngineError if a rank is lost."""
         self._collective(lambda way: way.send(self._small))
         size = int(self._small[:HEADER].clone().view(torch.int64))
         data = self._small[HEADER : HEADER + size]
@@ -155,11 +154,11 @@ class RankGroup(Meeting):
     # A forward.
 
     def sum(self, partial: Tensor) -> None:
-        """See `Ranks`."""
+        """Implement `Ranks`."""
         self._collective(lambda way: way.sum(partial.view(-1)))
 
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """See `Ranks`."""
+        """Implement `Ranks`."""
         found: list[Tensor] = []
         self._collective(lambda way: found.append(way.gather(own, begins, everywhere=False)))
         if self.failure is not None:
@@ -167,13 +166,13 @@ class RankGroup(Meeting):
         return found[0]
 
     def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """See `Ranks`."""
-        found = [own.new_zeros(own.shape[0], begins[-1])]  # where a rank is gone
+        """Implement `Ranks`."""
+        found = [own.new_zeros(own.shape[0], begins[-1])]  # if a rank is lost
         self._collective(lambda way: found.append(way.gather(own, begins, everywhere=True)))
         return found[-1]
 
     def end(self, last: Tensor) -> None:
-        """See `Ranks`."""
+        """Implement `Ranks`."""
         self._forwards += 1
         if self._check and self.failure is None:
             self._compare(last)
@@ -192,7 +191,7 @@ class RankGroup(Meeting):
                 )
 
     def _collective(self, call: Callable[[Transport], object]) -> None:
-        """Exchange something with all ranks; what fails is noted."""
+        """Perform a collective call; record a failure."""
         if self.failure is not None:
             return
         self._waiting = True
@@ -202,7 +201,7 @@ class RankGroup(Meeting):
             self._fail(self._reason(error))
         self._waiting = False
 
-    # Who is gone.
+    # Lost ranks.
 
     def _fail(self, reason: str) -> None:
         with self._failing:
@@ -214,7 +213,7 @@ class RankGroup(Meeting):
         self.on_failure(self.failure)
 
     def _reason(self, error: RuntimeError) -> str:
-        """Reason for a failed collective: the process that has ended, or the rank whose signs of life end now."""
+        """Reason for a failed collective: the process that has ended, or the rank whose heartbeats stop."""
         for _ in range(int((SILENT_S + 2) / BEAT_S)):
             if (lost := self.lost()) is not None:
                 return lost
@@ -226,7 +225,7 @@ class RankGroup(Meeting):
         return f"the connection to another rank ended: {first_line(error)}"
 
     def _hangs(self, rank: int) -> None:
-        """A rank does not answer: ends what waits for it, if need be with this process."""
+        """Abort calls that wait for a hanging rank, if necessary by ending this process."""
         self._fail(f"rank {rank} of {self.place.size} has given no sign of life for {SILENT_S:g} s")
         self.end_rank(rank)
         self._stop(hangs=True)
@@ -235,7 +234,7 @@ class RankGroup(Meeting):
             os._exit(1)
 
     def _stop(self, *, hangs: bool) -> None:
-        """End what waits for a rank that is gone."""
+        """Abort calls that wait for a lost rank."""
         for way in (self._memory, self._gloo):
             if way is not None:
                 way.stop(hangs=hangs)
@@ -243,7 +242,7 @@ class RankGroup(Meeting):
     def close(self) -> None:
         """Close the connections to the other ranks, without waiting for their messages.
 
-        Threads of torch that are there when the interpreter ends would abort the process.
+        Running threads of torch would abort the process at the end of the interpreter.
         """
         self._closing.set()
         self._stop(hangs=False)

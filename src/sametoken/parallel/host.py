@@ -1,4 +1,4 @@
-"""Facts of a rank's own host: cores that it may use, its sockets, and addresses by which ranks reach each other."""
+"""Host of a rank: usable cores, open sockets, and addresses for connections between ranks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any
 
 from sametoken.parallel.place import RankPlace
 
-SIOCGIFADDR, IFREQ_BYTES = 0x8915, 256  # how Linux is asked for the address of an interface
+SIOCGIFADDR, IFREQ_BYTES = 0x8915, 256  # ioctl of Linux for the address of an interface
 
 
 def own_cores() -> list[Any]:
-    """This host's name, and the cores that this process may use; no core where the system does not say."""
+    """Name of this host, and the cores that this process may use; no cores if the system does not report them."""
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return [socket.gethostname(), cores]
 
 
 def pin(cores: Sequence[int]) -> None:
-    """Restrict all threads of this process, and those that it starts later, to these cores."""
+    """Restrict all current and future threads of this process to these cores."""
     for thread in map(int, os.listdir("/proc/self/task")):
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError):  # the thread has just ended
             os.sched_setaffinity(thread, cores)
 
 
@@ -35,7 +35,7 @@ def shares_cores(own: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def reachable(place: RankPlace, seconds: float) -> RankPlace:
-    """The place with the first address of rank 0's host that answers. Raises TimeoutError if none does in time."""
+    """Place with the first reachable address of rank 0's host. Raises TimeoutError if none answers in time."""
     hosts = (place.host, *place.others)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -47,7 +47,7 @@ def reachable(place: RankPlace, seconds: float) -> RankPlace:
 
 
 def own_address(place: RankPlace) -> str:
-    """The address of this host in the network that leads to rank 0."""
+    """Address of this host in the network of rank 0."""
     family, _, _, _, address = socket.getaddrinfo(place.host, place.port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting sends nothing
         probe.connect(address)
@@ -55,14 +55,14 @@ def own_address(place: RankPlace) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this host that has an IPv4 address; None where the system does not say."""
+    """Interface of this host with this IPv4 address; None if the system does not report it."""
     if sys.platform != "linux":
         return None
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # one without an address
+            with suppress(OSError):  # an interface without address
                 found = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(IFREQ_BYTES, b"\0"))
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
@@ -70,17 +70,17 @@ def interface_of(address: str) -> str | None:
 
 
 def own_sockets() -> set[int]:
-    """The descriptors of this process's sockets."""
+    """Descriptors of the sockets of this process."""
     found = set()
     for number in map(int, os.listdir("/dev/fd")):
-        with suppress(OSError):  # the directory's own, which is closed by now
+        with suppress(OSError):  # descriptor of the directory itself, closed by now
             if stat.S_ISSOCK(os.fstat(number).st_mode):
                 found.add(number)
     return found
 
 
 def shut(descriptors: Iterable[int]) -> None:
-    """End connections that other code has; sockets that listen are left, where gloo would end the process."""
+    """Shut down connections of other code; listening sockets are left, since gloo would end the process."""
     for number in descriptors:
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
             connection.getpeername()

@@ -1,6 +1,6 @@
-"""Rank 0's side: starts the other ranks, tells them what to load, and ends them.
+"""Rank 0: starts the other ranks, sends them the models to load, and ends them.
 
-Everything above the models (requests, schedule, verification, clocks) is on rank 0 alone.
+All layers above the models (requests, schedule, verification, clocks) are on rank 0 alone.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from sametoken.parallel.place import RankPlace, place_of
 from sametoken.parallel.sending import LeadingRank, Sending
 
 LOG = logging.getLogger("sametoken")
-TURN_S, LAST_S = 1.0, 5.0  # until the forward that runs has ended, and that the others have to end
+TURN_S, LAST_S = 1.0, 5.0  # for the running forward, and for the other ranks to end
 LOAD_S = 3600.0
-CLOSING: list[Callable[[], object]] = []  # what lets the other ranks of this process's targets end
+CLOSING: list[Callable[[], object]] = []  # functions that end the other ranks of this process's targets
 
 
 class Lead:
-    """The other ranks of a target, as rank 0 has them.
+    """Handle of rank 0 on the other ranks of a target.
 
     Args:
-        place: of this process, rank 0.
+        place: place of this process, rank 0.
         check: compare a digest of each forward over the ranks.
 
     Attributes:
-        target, draft: what the models join, the draft model if it is cut too.
+        target, draft: `Ranks` for the target, and for a draft model that is divided too.
 
     Raises:
-        SametokenError: a rank did not come, or is another version.
+        SametokenError: a rank did not connect, or has another version.
     """
 
     def __init__(self, place: RankPlace, *, check: bool) -> None:
@@ -69,7 +69,7 @@ class Lead:
         """Send the models to load to the other ranks, and check that their files are equal.
 
         Args:
-            digests: of the models' files here.
+            digests: digests of the models' files on this host.
 
         Raises:
             ConfigError: a rank has other files.
@@ -84,18 +84,18 @@ class Lead:
                     )
 
     def loaded(self) -> None:
-        """Wait until all ranks have their weights. Raises ConfigError with what one of them says."""
+        """Wait until all ranks have loaded their weights. Raises ConfigError with the error of a rank."""
         for rank in range(1, self.place.size):
             if words := self.group.hear("loaded", rank, LOAD_S):
                 raise ConfigError(f"rank {rank}: {words}")
 
     def hold(self, cache: Cache) -> None:
-        """The others make their caches."""
+        """Make the other ranks allocate their KV caches."""
         self.group.send(cache)
 
 
 def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
-    """The other ranks, started here unless a launcher has started them; see `join`, which comes first.
+    """Connect the other ranks, starting them unless a launcher has; call `join` first.
 
     Raises:
         ConfigError: ranks that a launcher started have already been used for another target.
@@ -110,7 +110,7 @@ def lead(environment: Mapping[str, str], count: int, *, check: bool) -> Lead:
 
 
 def _start(place: RankPlace, rank: int, group: RankGroup) -> subprocess.Popen[bytes]:
-    """Start a rank on this host. What it prints goes to standard error, since rank 0's output is the result."""
+    """Start a rank on this host. Its output goes to standard error, since rank 0's standard output is the result."""
     own = [str(number) for number in (rank, place.size, group.port)]
     arguments = [sys.executable, "-P", "-m", "sametoken.parallel", *own]
     threads = {
@@ -122,7 +122,7 @@ def _start(place: RankPlace, rank: int, group: RankGroup) -> subprocess.Popen[by
 
 
 def _lost(processes: Mapping[int, subprocess.Popen[bytes]]) -> str | None:
-    """Words for the process that has ended."""
+    """Message about a process that has ended, None if none has."""
     for rank, process in processes.items():
         if (code := process.poll()) is not None:
             how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
@@ -133,12 +133,10 @@ def _lost(processes: Mapping[int, subprocess.Popen[bytes]]) -> str | None:
 def _close(
     group: RankGroup, processes: Mapping[int, subprocess.Popen[bytes]], turn: threading.Lock, threads: int
 ) -> None:
-    """End the other ranks, kill those that this process started and that do not end, and restore this process's
-    threads.
-    """
+    """End the other ranks, kill own ones that do not end, and restore the number of threads of this process."""
     idle = turn.acquire(timeout=TURN_S)
     if idle and group.failure is None and group.connected:
-        group.lost = lambda: None  # they end because they were told to
+        group.lost = lambda: None  # their end is expected
         with suppress(EngineError, RuntimeError):
             group.say(ENDED, "")
             group.send(End())

@@ -1,6 +1,6 @@
-"""Store through which ranks find each other, check that they belong together, and exchange rare messages.
+"""Rendezvous of the ranks through a store: discovery, check of equal facts, and rare messages.
 
-The store is in rank 0's process or in its launcher's.
+The store is in the process of rank 0 or of the launcher.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from sametoken.parallel.host import own_cores, reachable, shares_cores
 from sametoken.parallel.key import check_proof, own_key, proof
 from sametoken.parallel.place import HERE, RankPlace
 
-MEET_S = 25.0  # until all ranks have come
-PARTING_S = JOIN_S + 2.0  # that rank 0 waits at most for the last words of the others
+MEET_S = 25.0  # until all ranks have connected
+PARTING_S = JOIN_S + 2.0  # time limit of rank 0 for the last messages of the others
 
 
 class Meeting:
-    """The ranks of one target, as far as they have come.
+    """Ranks of one target during and after their rendezvous.
 
     Args:
-        place: of this process.
-        facts: what must be equal on all ranks, by a name that an error may say.
-        check: compare a digest of each forward over the ranks; what rank 0 says holds for all.
+        place: place of this process.
+        facts: values that must be equal on all ranks, by a name for error messages.
+        check: compare a digest of each forward over the ranks; the value of rank 0 applies to all.
 
     Attributes:
-        failure: why these ranks have ended, None while they work.
-        key: that the others must have too, "" for none.
-        port: where the store listens.
-        sharing: ranks that share cores with this one, itself among them; known when all have come.
+        failure: error that has ended these ranks, None while they work.
+        key: shared secret of all ranks, "" for none.
+        port: port of the store.
+        sharing: number of ranks that share cores with this one, itself included; set when all are connected.
 
     Raises:
-        SametokenError: a rank did not come in time.
+        SametokenError: a rank did not connect in time.
     """
 
     def __init__(self, place: RankPlace, facts: dict[str, str], *, check: bool = False) -> None:
         self.place, self._facts, self._check, self.key = place, facts, check, own_key(place)
         self.failure: EngineError | None = None
-        self.lost: Callable[[], str | None] = lambda: None  # says which process of ours has ended
+        self.lost: Callable[[], str | None] = lambda: None  # message about an own process that has ended
         self._server: Any = self._meet()
         self.port = self._server.port
         self._store: Any = DIST.PrefixStore(f"sametoken{place.attempt}", self._server)
         self.sharing, self._one_host = place.here, False
 
     def _meet(self) -> Any:
-        """The store of all ranks, which lives in rank 0's process or in its launcher's."""
+        """Connect to the store of all ranks, in the process of rank 0 or of the launcher."""
         place = self.place
         serves, listening = place.rank == 0 and not place.shared_store, None
         try:
             if not serves:
                 place = self.place = reachable(place, MEET_S)
-            if serves and place.host == HERE:  # not on every interface of the machine, as the store would
+            if serves and place.host == HERE:  # not on every interface of the machine, the store's default
                 with socket.create_server((place.host, place.port)) as bound:
                     listening, place = bound.dup().detach(), place._replace(port=bound.getsockname()[1])
             return DIST.TCPStore(
@@ -103,7 +103,7 @@ class Meeting:
         self._one_host = len({host for _, _, (host, _), _ in known}) == 1
 
     def _part(self) -> None:
-        """As rank 0, which has the store, waits until each of the others has found its own words."""
+        """On rank 0, which hosts the store, wait until each other rank has read its message."""
         end = time.monotonic() + PARTING_S
         with suppress(RuntimeError):
             self._store.set(f"over/{self.place.rank}", "")
@@ -113,7 +113,7 @@ class Meeting:
                     return
                 time.sleep(0.02)
 
-    # What ranks say to each other beside forwards, which is rare.
+    # Messages other than forwards, which are rare.
 
     def say(self, key: str, text: str) -> None:
         """Publish a text under a key, for all ranks."""
@@ -128,11 +128,11 @@ class Meeting:
             raise EngineError("rank 0 has ended") from error
 
     def store(self, name: str) -> Any:
-        """A store for torch.distributed that all ranks share, by a connection of its own."""
+        """Store for torch.distributed that all ranks share, on a separate connection."""
         return DIST.PrefixStore(name, self._store.clone())
 
     def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
-        """Wait for a rank's text. Raises EngineError if the rank is gone, SametokenError after `seconds`."""
+        """Wait for the text of a rank. Raises EngineError if the rank is lost, SametokenError after `seconds`."""
         self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")
         return str(self._store.get(f"{key}/{rank}").decode())
 

@@ -17,12 +17,12 @@ from sametoken.speculation.draft import chain_mask
 from sametoken.speculation.processors import Truncation
 from sametoken.speculation.rows import Sampling
 
-# Of the columns of `Draws`.
+# Dtypes of the columns of `Draws`.
 DRAW_TYPES = (torch.int64, torch.float32, torch.float32, torch.float32, torch.int64, torch.float64)
 
 
 class ModelToLoad(NamedTuple):
-    """A model, by names that mean the same on every host."""
+    """Model to load, by names that are valid on every host."""
 
     model: str
     revision: str | None
@@ -33,14 +33,14 @@ class ModelToLoad(NamedTuple):
 
 
 class Models(NamedTuple):
-    """The models that all ranks compute, by their numbers: 0 is the target, 1 a draft model that is cut too."""
+    """Models that all ranks compute, by number: 0 is the target, 1 a draft model that is divided too."""
 
     target: ModelToLoad
     draft: ModelToLoad | None
 
 
 class Cache(NamedTuple):
-    """The page table and what pages hold, see `PageTable` and `KVCache`."""
+    """Sizes of page table and KV caches, see `PageTable` and `KVCache`."""
 
     rows: int
     pages: int
@@ -50,7 +50,7 @@ class Cache(NamedTuple):
 
 
 class SpanOf(NamedTuple):
-    """A `Span` as lists; `ancestor_mask` has its shape and a byte for each entry, none at all for chains."""
+    """`Span` as lists; `ancestor_mask` is its shape and one byte per entry, without bytes for chains."""
 
     rows: list[int]
     starts: list[int]
@@ -77,7 +77,7 @@ class Changes(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """One forward of a model: tokens at their places."""
+    """Forward of a model: tokens and their places."""
 
     model: int
     changes: Changes
@@ -86,7 +86,7 @@ class Forward(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """A `Sampling` that edits no score, as lists of the rows' numbers; None where no row asks for it."""
+    """`Sampling` without logits processors, as lists of one number per row; None for parameters that no row uses."""
 
     seed: list[int] | None
     temperature: list[float] | None
@@ -97,7 +97,7 @@ class Draws(NamedTuple):
 
 
 class ChainsOfGuesses(NamedTuple):
-    """Chains of guesses, see `Decoder.guess`: all ranks draw the same tokens."""
+    """Drafting of chains, see `Decoder.guess`: all ranks draw equal tokens."""
 
     model: int
     changes: Changes
@@ -109,14 +109,14 @@ class ChainsOfGuesses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Logits of these hidden states [R, H] of a model are wanted, which are the bytes of their numbers."""
+    """Computation of a model's logits from hidden states [R, H], given as bytes."""
 
     model: int
     last: bytes
 
 
 class End(NamedTuple):
-    """Nothing more will come."""
+    """End of messages."""
 
 
 KINDS = (ModelToLoad, Models, Cache, SpanOf, Moved, Changes, Forward, Draws, ChainsOfGuesses, Scores, End)
@@ -124,7 +124,7 @@ MESSAGES = {each.__name__: each for each in KINDS}
 
 
 class _Reader(pickle.Unpickler):
-    """Reader of messages and plain data: what comes from the network names no other class or function."""
+    """Unpickler of messages and plain data, which rejects all other classes and functions."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module != __name__ or name not in MESSAGES:
@@ -133,12 +133,12 @@ class _Reader(pickle.Unpickler):
 
 
 def read(data: bytes) -> Any:
-    """The message that was pickled."""
+    """Unpickle a message."""
     return _Reader(io.BytesIO(data)).load()
 
 
 def packed(span: Span, rows: Sequence[int]) -> SpanOf:
-    """A span as data; `rows` are its rows."""
+    """Message form of a span with the host rows `rows`."""
     mask = span.ancestor_mask
     count, nodes, _ = mask.shape
     entries = b"" if is_chain(mask) else mask.to(torch.uint8).numpy().tobytes()
@@ -146,7 +146,7 @@ def packed(span: Span, rows: Sequence[int]) -> SpanOf:
 
 
 def unpacked(span: SpanOf) -> Span:
-    """The span of a message."""
+    """Span from its message form."""
     if span.ancestor_mask:
         mask = torch.frombuffer(bytearray(span.ancestor_mask), dtype=torch.uint8).view(span.shape).bool()
     else:
@@ -155,14 +155,14 @@ def unpacked(span: SpanOf) -> Span:
 
 
 def draws_of(sampling: Sampling) -> Draws:
-    """Message about the sampling of rows that draw."""
+    """Message form of the sampling of rows."""
     truncation = sampling.truncation or Truncation(None, None, None)
     columns = sampling.seed, sampling.temperature, sampling.noise_scale, *truncation
     return Draws(*(None if column is None else column.flatten().tolist() for column in columns))
 
 
 def sampling_of(draws: Draws) -> Sampling:
-    """The rows of a message."""
+    """Sampling from its message form."""
     columns = zip(draws, DRAW_TYPES, strict=True)
     found = [None if column is None else torch.tensor(column, dtype=dtype) for column, dtype in columns]
     seed, *others = found
@@ -174,7 +174,7 @@ def sampling_of(draws: Draws) -> Sampling:
 
 
 def tensors(moved: Moved) -> tuple[Tensor, Tensor, Tensor]:
-    """The arguments of `KVCache.commit`."""
+    """Arguments of `KVCache.commit`."""
     return _ints(moved.rows), _ints(moved.starts), torch.tensor(moved.path, dtype=torch.int64)
 
 

@@ -12,11 +12,11 @@ from sametoken.errors import ConfigError
 
 OPTION = "tensor_parallel_size"
 HERE = "127.0.0.1"
-FIRST_PORT, PORTS = 20000, 10000  # where ranks meet if nobody says a port
+FIRST_PORT, PORTS = 20000, 10000  # default port of the rendezvous
 
 
 class Launcher(NamedTuple):
-    """Variables of a launcher: the rank, how many there are, how many on this host, and what names the job."""
+    """Variables of a launcher: rank, number of ranks, number of ranks on this host, and name of the job."""
 
     name: str
     rank: str
@@ -25,7 +25,7 @@ class Launcher(NamedTuple):
     job: tuple[str, ...] = ()
 
 
-# The first whose rank is there counts. torchrun first: it may run below srun. MPICH and Intel MPI set PMI_RANK.
+# The first whose rank variable is set applies. torchrun first: it may run below srun. MPICH and Intel MPI set PMI_RANK.
 LAUNCHERS = (
     Launcher("torchrun", "RANK", ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",)),
     Launcher(
@@ -39,20 +39,21 @@ LAUNCHERS = (
     Launcher("mpirun", "PMIX_RANK", ("PMIX_SIZE", "PMI_SIZE"), (), ("PMIX_NAMESPACE",)),
     Launcher("mpirun", "PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALNRANKS",)),
 )  # fmt: skip
-MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"  # of Open MPI 4: the addresses of the host where mpirun runs
+MPIRUN_URI = "OMPI_MCA_orte_hnp_uri"  # Open MPI 4: addresses of the host of mpirun
 
 
 class RankPlace(NamedTuple):
-    """One rank among others.
+    """Place of a rank.
 
     Attributes:
-        rank, size: of the processes.
-        here: how many of them are on this host, as far as is known.
-        host, port: where rank 0 waits for the others; port 0 takes a free one.
-        launcher: who started the processes; "" where rank 0 starts the others.
-        shared_store: whether the launcher's own store waits there already.
-        attempt: how often the launcher has started the ranks again.
-        others: further addresses of rank 0's host; not every network of it may be reached from here.
+        rank: number of the rank.
+        size: number of ranks.
+        here: number of ranks on this host, as far as known.
+        host, port: address at which rank 0 listens; port 0 for a free one.
+        launcher: name of the launcher, "" if rank 0 starts the others.
+        shared_store: true if the launcher's own store listens at this address.
+        attempt: number of restarts by the launcher.
+        others: further addresses of rank 0's host, some of which may be unreachable.
     """
 
     rank: int
@@ -67,12 +68,12 @@ class RankPlace(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Share of a target that all ranks of this host hold together."""
+        """Share of a target in all ranks of this host together."""
         return self.here / self.size
 
     @property
     def own_terminal(self) -> bool:
-        """True if its output does not appear beside rank 0's: torchrun is started on each host separately."""
+        """True if the rank has another terminal than rank 0: torchrun is started on each host separately."""
         return self.launcher == "torchrun" and self.here < self.size
 
     def bound(self, environment: Mapping[str, str], cores: int) -> str:
@@ -92,16 +93,16 @@ def started(environment: Mapping[str, str]) -> int:
 
 
 def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
-    """The place of this process, of which `count` were asked for.
+    """Place of this process among `count` requested ones.
 
     Raises:
-        ConfigError: a launcher started another number of processes, or says too little.
+        ConfigError: a launcher started another number of processes, or set too few variables.
     """
     for launcher in LAUNCHERS:
         if launcher.rank not in environment:
             continue
         started = _first(environment, launcher.size)
-        if launcher.name == "srun" and started == 1:  # a shell of SLURM's, not one of several tasks
+        if launcher.name == "srun" and started == 1:  # a shell of SLURM, not one of several tasks
             continue
         if started is not None and started != count:
             raise ConfigError(
@@ -120,12 +121,12 @@ def place_of(environment: Mapping[str, str], count: int) -> RankPlace:
 
 
 def _hosts(environment: Mapping[str, str], launcher: Launcher, rank: int, here: int, count: int) -> list[str]:
-    """The addresses of rank 0's host, of which at least one is known."""
+    """Addresses of rank 0's host, at least one."""
     if stated := environment.get("MASTER_ADDR"):
         return [stated]
     if here == count:
         return [HERE]
-    if stated := environment.get("SLURM_LAUNCH_NODE_IPADDR"):  # that of rank 0 where srun was started in the job
+    if stated := environment.get("SLURM_LAUNCH_NODE_IPADDR"):  # address of rank 0 if srun was started in the job
         return [stated]
     found = re.search(r"tcp://([^:;]+):", environment.get(MPIRUN_URI, ""))
     if found and (rank or environment.get("OMPI_MCA_orte_local_daemon_uri") == environment[MPIRUN_URI]):
@@ -142,7 +143,7 @@ def _hosts(environment: Mapping[str, str], launcher: Launcher, rank: int, here: 
 
 
 def _port(environment: Mapping[str, str], launcher: Launcher) -> int:
-    """The port that is stated, or one that follows from the job's name, so that two jobs of a host do not meet."""
+    """Port of the environment, or one derived from the job's name, so that two jobs of a host use different ports."""
     if environment.get("MASTER_PORT"):
         return _number(environment, "MASTER_PORT")
     job = " ".join(environment.get(name, "") for name in launcher.job)
@@ -154,7 +155,7 @@ def _first(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    """The number that a variable states; of SLURM's lists, such as "2(x3)" and "2,1", the first."""
+    """Number in a variable; for lists of SLURM, for example "2(x3)" and "2,1", the first."""
     try:
         return int(environment[name].partition(",")[0].partition("(")[0])
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Messages of rank 0 before each computation of a model: its tokens and places, and the changes since the last one.
+"""Messages of rank 0 before each computation of a model: tokens, places, and changes of the caches since the last one.
 
-Nothing else of the engine's state is in the other ranks, so that nothing can differ.
+The other ranks have no other state of the engine, so that states cannot diverge.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from sametoken.speculation.rows import Sampling
 
 
 class Sending:
-    """Sender shared by the models of rank 0: one of them computes at a time, and the ranks have one page table.
+    """Sender shared by the models of rank 0, which compute one at a time with one page table.
 
     Attributes:
-        turn: held while something is computed.
+        turn: lock held during a computation.
     """
 
     def __init__(self, group: RankGroup) -> None:
         self.group, self.turn = group, threading.Lock()
         self.moved: list[Moved] = []
-        self._pages: dict[int, list[int]] = {}  # of rows, as the others have them
+        self._pages: dict[int, list[int]] = {}  # pages of rows in the other ranks
 
     def enter(self) -> None:
-        """Nothing else is computed until the turn is given back.
+        """Acquire the turn, which excludes other computations until its release.
 
-        It is kept for good where a forward or its message was interrupted: then ranks are no longer at the same place.
+        An interrupted forward or message never releases the turn, since the ranks are no longer in step.
         """
         if not self.turn.acquire(blocking=False):
             words = "a forward was interrupted, after which the ranks cannot go on; make a new LLM"
             raise self.group.failure or EngineError(words)
 
     def changes(self, table: PageTable, rows: Iterable[int]) -> Changes:
-        """Changes of the caches that have not been sent yet, for `rows`, which are computed now."""
+        """Unsent changes of the caches for `rows` of the next computation."""
         pages = {row: list(table.owned(row)) for row in rows}
         changed = {row: owned for row, owned in pages.items() if self._pages.get(row, []) != owned}
         self._pages.update(changed)
@@ -50,11 +50,11 @@ class Sending:
 
 
 class LeadingRank:
-    """Rank 0's part of a model, see `Ranks`.
+    """`Ranks` of a model on rank 0.
 
     Args:
-        sending: of all models.
-        model: which one it is, see `Models`.
+        sending: sender of all models.
+        model: number of the model, see `Models`.
     """
 
     def __init__(self, sending: Sending, model: int) -> None:
@@ -63,11 +63,11 @@ class LeadingRank:
 
     @property
     def native(self) -> NativeExchange | None:
-        """See `Ranks`."""
+        """Implement `Ranks`."""
         return self._group.native
 
     def begin(self, tokens: Tensor, view: View) -> None:
-        """Send what the forward reads."""
+        """Send the inputs of the forward."""
         self._sending.enter()
         rows = [span.rows.tolist() for span in view.spans]
         changes = self._sending.changes(view.table, (row for each in rows for row in each))
@@ -78,7 +78,7 @@ class LeadingRank:
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
         levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
-        """Send what the chains are grown from."""
+        """Send the inputs of the drafting."""
         self._sending.enter()
         changes, read = self._sending.changes(table, rows), [list(each) for each in tokens]
         self._group.send(
@@ -86,7 +86,7 @@ class LeadingRank:
         )
 
     def end(self, last: Tensor) -> None:
-        """Raise what failed in the forward."""
+        """Raise the error of a failed forward."""
         self._sending.turn.release()
         self._group.end(last)
 
@@ -96,11 +96,11 @@ class LeadingRank:
         self._group.send(Scores(self._model, last.contiguous().view(torch.uint8).numpy().tobytes()))
 
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """See `Ranks`."""
+        """Implement `Ranks`."""
         found = self._group.gather(own, begins)
         self._sending.turn.release()
         return found
 
     def commit(self, rows: Tensor, starts: Tensor, path: Tensor) -> None:
-        """Go with the next message."""
+        """Queue the committed nodes for the next message."""
         self._sending.moved.append(Moved(self._model, rows.tolist(), starts.tolist(), path.tolist()))

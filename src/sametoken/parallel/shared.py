@@ -1,7 +1,7 @@
-"""Memory that the ranks of one host share, through which compiled code exchanges what gloo would send.
+"""Shared memory of the ranks of one host, which compiled code uses in place of gloo.
 
-The memory has no name: rank 0 makes it, the others map it by rank 0's own descriptor, and it is gone with the last of
-them, however they end. Linux only.
+The memory has no name: rank 0 creates it, the others map it through the descriptor of rank 0, and the kernel frees it
+when the last process ends. Linux only.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from sametoken.kernels.cpu.structures import CExchange
 from sametoken.parallel.place import RankPlace
 from sametoken.runtime.ranks import NativeExchange
 
-MEMORY_SWITCH = "SAMETOKEN_RANK_MEMORY"  # "off": ranks of one host use the network too
-SLOT = 1 << 22  # bytes that a rank gives to the others at once
-POST, TOKEN = 128, 16  # bytes of a rank's counter, see exchange.h, and of what tells one memory from another
+MEMORY_SWITCH = "SAMETOKEN_RANK_MEMORY"  # "off": use the network within a host too
+SLOT = 1 << 22  # bytes that a rank shares at once
+POST, TOKEN = 128, 16  # bytes of the counter of a rank, see exchange.h, and of the identity of a memory
 
 
 class SharedMemory:
-    """The memory of all ranks of a host; rank 0 makes it before the others.
+    """Transport over the shared memory of a host; rank 0 constructs it first.
 
     Args:
-        kernels: the library whose calls use it.
-        description: what rank 0 says of the memory, None as rank 0.
+        kernels: library whose calls use the memory.
+        description: description of the memory by rank 0, None on rank 0.
 
     Raises:
-        OSError: this process cannot have it: it is no Linux, or the other process is on another host or hidden.
+        OSError: the memory is not accessible: no Linux, or rank 0 is on another host or hidden from this process.
     """
 
     def __init__(self, place: RankPlace, kernels: Library, description: str | None = None) -> None:
@@ -64,21 +64,21 @@ class SharedMemory:
         self.native = NativeExchange(*kernels.exchanges, addressof(self._exchange))
 
     def mapped(self) -> None:
-        """As rank 0, closes the descriptor: all ranks have the memory, or do without it."""
+        """Close the descriptor on rank 0, once all ranks have mapped the memory or given up."""
         os.close(self._file)
 
     def send(self, data: Tensor) -> None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         self._kernels.send(self._exchange, data)
 
     def sum(self, partial: Tensor) -> None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         self._kernels.sum(self._exchange, partial)
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """See `Transport`."""
+        """Implement `Transport`."""
         return self._kernels.gather(self._exchange, own, begins, everywhere=everywhere)
 
     def stop(self, *, hangs: bool) -> None:
-        """See `Transport`."""
+        """Implement `Transport`."""
         self._exchange.stopped = 1

@@ -1,4 +1,4 @@
-"""Signs of life of the ranks: each counts on in the store, and looks whether the others do."""
+"""Heartbeats of the ranks: each increments a counter in the store and checks those of the others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from sametoken.parallel.place import RankPlace
 
-BEAT_S, SILENT_S = 0.5, 6.0  # between signs of life; without one a rank is taken to hang
+BEAT_S, SILENT_S = 0.5, 6.0  # between heartbeats; limit without one, after which a rank counts as hanging
 
 
 class SignsOfLife:
-    """Two threads of a rank: one gives and reads signs, which may wait for the store; the other looks at them.
+    """Two threads of a rank: one exchanges heartbeats, which may block on the store, and the other checks them.
 
     Args:
-        place: of this rank.
-        store: of all ranks, by a connection of its own.
-        lost: says which process of this one has ended, None for none.
-        fail: is told why the ranks end.
-        hangs: is told which rank gives no sign.
+        place: place of this rank.
+        store: store of all ranks, on a separate connection.
+        lost: function for a message about an own process that has ended, None for none.
+        fail: called with the reason why the ranks end.
+        hangs: called with the rank without heartbeats.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class SignsOfLife:
             thread.start()
 
     def end(self) -> None:
-        """End the threads, but for the one that calls."""
+        """End the threads, except the calling one."""
         self._ending.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(BEAT_S)
 
     def _poll(self) -> None:
-        """Publish signs of life and read those of the others; waits if the store does not answer."""
+        """Publish heartbeats and read those of the others; blocks if the store does not answer."""
         names = [f"beat/{rank}" for rank in range(self._place.size)]
         while not self._ending.wait(BEAT_S):
             try:
@@ -57,13 +57,13 @@ class SignsOfLife:
                 return
 
     def _watch(self) -> None:
-        """Look for signs of life. The store is in rank 0: if one does not answer, nor does the other."""
+        """Check heartbeats. The store is in rank 0: if the store does not answer, rank 0 is hanging."""
         last, silent, before = self._signs, [0.0] * self._place.size, time.monotonic()
         while not self._ending.wait(BEAT_S):
             if (lost := self._lost()) is not None:
                 self._fail(lost)
                 return
-            # Time in which this process itself was held up counts little: the others may have been held up too.
+            # Time in which this process itself was suspended counts little: the others may have been suspended too.
             now, found = time.monotonic(), self._signs
             passed, before = min(now - before, 2 * BEAT_S), now
             for rank in range(self._place.size):
