@@ -1,1 +1,1 @@
-"""Several engines of one model behind one port: who is asked, what is passed on, and who is started again."""
+"""Data parallelism: several engines of one model behind one port, with routing, forwarding and restarts."""

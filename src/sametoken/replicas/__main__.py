@@ -1,4 +1,4 @@
-"""The process of one replica: `python -m sametoken.replicas`, started by the front with its work on standard input."""
+"""Process of a replica, `python -m sametoken.replicas`, started by the front with its task on standard input."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sametoken.server.logs import configure
 
 
 def main() -> int:
-    """The whole process; returns its exit code."""
+    """Run the process; return its exit code."""
     work: Work = pickle.load(sys.stdin.buffer)
-    # What else prints must not come between the front and the one line that it waits for.
+    # Other output must not precede the one line for which the front waits.
     line = os.dup(1)
     os.dup2(2, 1)
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 def _bind(bound: socket.socket, path: str) -> None:
     try:
-        Path(path).unlink(missing_ok=True)  # of the process before this one
+        Path(path).unlink(missing_ok=True)  # from the previous process
         bound.bind(path)
     except OSError as error:
         raise ConfigError(
@@ -57,7 +57,7 @@ def _bind(bound: socket.socket, path: str) -> None:
 
 
 def _end_with_the_front(socket: str) -> None:
-    """End the process when the front has ended, whatever it does: nobody waits for it any more."""
+    """End the process as soon as the front has ended."""
     while os.read(0, 1):
         pass
     leave(socket)
@@ -66,7 +66,7 @@ def _end_with_the_front(socket: str) -> None:
 
 if __name__ == "__main__":
     code = main()
-    # As the command does: ranks end with this process, and threads may still hold Python objects.
+    # Like the command: ranks end with this process, and threads may still hold Python objects.
     for close in getattr(sys.modules.get("sametoken.parallel.lead"), "CLOSING", ()):
         close()
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""HTTP front of the replicas: passes every request on to a replica, and its answer back as it comes.
+"""HTTP front of the replicas: forwards every request to a replica, and streams the answer back.
 
-Limits of fields and everything about models are the replicas' business, and so are keys, but the front reads no body of
-a request without one. It answers for all replicas where somebody asks how the server is.
+Replicas check fields, models and keys; the front only skips the body of a request without a key. The front itself
+answers requests for the state of the server, by merging the states of the replicas.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, 
 from sametoken.server.http import DONE, AcceptedKeys, Origins, part_of, when_gone
 
 PROMPTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
-LONG_BODY = 2**16  # bytes from which reading it is left to a thread
-ASK_S = 3.0  # for a replica to say how it is; Prometheus waits 10 s for all
+LONG_BODY = 2**16  # bytes from which a thread parses a body
+ASK_S = 3.0  # for the state of a replica; Prometheus waits 10 s for all
 FORWARDED = (b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host", b"forwarded")
 
 
 class Front:
-    """The application.
+    """ASGI application of the front.
 
     Args:
-        replicas: what requests are passed on to.
-        config: limits, keys, origins and the root path.
+        replicas: replicas to which requests are forwarded.
+        config: limits, keys, origins and root path.
     """
 
     def __init__(self, replicas: Replicas, config: ServerConfig) -> None:
@@ -48,11 +48,11 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         without_root(scope, self._root)
         exchange = Exchange.of(scope)
-        CURRENT.set(exchange)  # of this request's own task
+        CURRENT.set(exchange)  # of the task of this request
         try:
             answer = await self._answer(scope, receive, send, exchange)
         except (ApiError, asyncio.CancelledError) as error:
-            if exchange.status:  # an answer has begun
+            if exchange.status:  # an answer has started
                 raise
             answer = reply(error if isinstance(error, ApiError) else stopping(), scope["path"])
         if answer is not None:
@@ -66,7 +66,7 @@ class Front:
             log_access(exchange)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> Response | None:
-        """The front's own answer, or None where a replica's was sent."""
+        """Answer of the front itself, or None if the answer of a replica was sent."""
         path, method = scope["path"], scope["method"]
         if path in ("/health", "/ping") and (method in ("GET", "HEAD") or (path, method) == ("/ping", "POST")):
             return self._health()
@@ -78,14 +78,14 @@ class Front:
         return None
 
     def _health(self) -> Response:
-        """200 while one replica takes requests."""
+        """Health response: 200 while any replica accepts requests."""
         states = self._replicas.states
         ready = not self._replicas.stopping and any(state.status == "ready" for state in states)
         status = "ok" if ready else "stopping" if self._replicas.stopping else "starting"
         return JSONResponse({"status": status, "replicas": [state.status for state in states]}, 200 if ready else 503)
 
     async def _merged(self, scope: Scope, exchange: Exchange) -> Response:
-        """Merged answers of all replicas about themselves; a refusal of one is the refusal of all."""
+        """Merge the state reports of all replicas; an error response of one replica is returned for all."""
 
         async def said(replica: Replica) -> tuple[ReplicaAnswer, bytes] | None:
             try:
@@ -114,10 +114,10 @@ class Front:
         return Response(content, media_type=kind)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        """Send a request to a replica, and its answer to the client.
+        """Forward a request to a replica, and the answer to the client.
 
-        A request that a replica has got is not sent to another if that one is lost: it may be why. One that it refuses
-        because it ends is. A request without a key is passed on without its body: it needs none, or it is refused.
+        If a replica is lost after it received a request, the request is not retried, since it may be the cause. A
+        request that a stopping replica rejects is retried on another. One without a key is forwarded without its body.
         """
         body, prompt = b"", RoutedPrompt(sequences=0)
         if self._keys is None or self._keys.owner(scope) is not None:
@@ -160,14 +160,14 @@ MERGED: dict[str, tuple[str, Callable[..., bytes]]] = {
 
 
 async def _begun(answer: ReplicaAnswer, number: int, refusal: bytes) -> bool:
-    """Wait for the beginning of an answer; False where the client has gone.
+    """Wait for the start of an answer; False if the client has disconnected.
 
     Args:
-        refusal: the body of one with which a replica that ends takes nothing new, b"" where that is an answer too.
+        refusal: body with which a stopping replica rejects requests, b"" if this counts as an answer too.
 
     Raises:
         ApiError: the replica is lost.
-        NotAskedError: it ends.
+        NotAskedError: the replica is stopping.
     """
     try:
         await answer.begin()
@@ -181,7 +181,7 @@ async def _begun(answer: ReplicaAnswer, number: int, refusal: bytes) -> bool:
 
 
 async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: int, exchange: Exchange) -> None:
-    """Send an answer that has begun as it comes, of a stream whole events; one that is cut off ends with an error."""
+    """Relay a started answer (for streams, whole events); an interrupted answer ends with an error."""
     exchange.status = answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     stream = any(value.startswith(b"text/event-stream") for name, value in answer.headers if name == b"content-type")
@@ -191,8 +191,8 @@ async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: 
             part = rest + await answer.part()
             parts, rest = parts + 1, b""
             if answer.complete:
-                taken.close()  # before the end is out: whoever has it may ask for more
-            elif parts == 2:  # the first event of a stream may come before the prompt has been read
+                taken.close()  # before the end is sent, after which the client may send the next request
+            elif parts == 2:  # the first event of a stream may precede the prefill
                 taken.read()
             if stream and not answer.complete:
                 events, end, rest = part.rpartition(b"\n\n")
@@ -203,7 +203,7 @@ async def _relay(answer: ReplicaAnswer, send: Send, taken: OpenRequest, number: 
         if answer.closed:
             return
         if not stream:
-            raise  # the connection ends before the length that was promised
+            raise  # the connection ends before the declared length
         refusal, anthropic = _lost(number), MESSAGES in exchange.path
         event = refusal.anthropic if anthropic else refusal.body
         await send(part_of([event], b"" if anthropic else DONE, more=False))
@@ -215,7 +215,7 @@ def _lost(number: int) -> ApiError:
 
 
 def _same(answer: ReplicaAnswer, body: bytes) -> Response:
-    """A replica's answer as the front's own."""
+    """Response with the answer of a replica."""
     copy = Response(body, answer.status)
     copy.raw_headers = [each for each in answer.headers if each[0] != ID_HEADER]
     return copy
@@ -228,14 +228,14 @@ async def _routed(path: str, body: bytes) -> RoutedPrompt:
 
 
 def _target(scope: Scope) -> bytes:
-    """Path and query as the client wrote them."""
+    """Path and query, unchanged."""
     query: bytes = scope["query_string"]
     path: bytes = scope["raw_path"]
     return path + b"?" + query if query else path
 
 
 def _headers(scope: Scope, exchange: Exchange) -> Headers:
-    """Those of the client, its address, and the id of the request."""
+    """Headers of the client, with its address and the id of the request."""
     own = [(ID_HEADER, exchange.id.encode()), (b"x-forwarded-proto", scope["scheme"].encode())]
     if scope["client"] is not None:
         own.append((b"x-forwarded-for", scope["client"][0].encode()))

@@ -1,4 +1,4 @@
-"""The answers of all replicas about themselves as one: metrics with a label, loads as sums."""
+"""Merging of state reports of all replicas: metrics with a label, loads as sums."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ LABEL = "replica"
 
 
 class ReplicaState(NamedTuple):
-    """State of a replica in the front.
+    """State of a replica, as recorded by the front.
 
     Attributes:
-        status: "ready", "starting" or "ended". `restarts`: since the server began.
-        open_sequences: that the front waits for.
+        status: "ready", "starting" or "ended".
+        restarts: number of restarts since the server started.
+        open_sequences: number of sequences for which the front waits.
     """
 
     number: int
@@ -29,7 +30,7 @@ class ReplicaState(NamedTuple):
 
 
 class _Merged(Collector):
-    """Families of all processes, each once."""
+    """Collector of the metric families of all processes, each once."""
 
     def __init__(self, states: Iterable[ReplicaState], texts: Mapping[int, str]) -> None:
         self._families: dict[str, Metric] = {}
@@ -45,7 +46,7 @@ class _Merged(Collector):
         kept = self._families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
         for sample in family.samples:
             labels = {**sample.labels, **label}
-            if "engine" in labels:  # vLLM numbers its replicas so
+            if "engine" in labels:  # label of vLLM for its replicas
                 labels["engine"] = labels[LABEL]
             kept.samples.append(sample._replace(labels=labels))
 
@@ -54,10 +55,10 @@ class _Merged(Collector):
 
 
 def metrics(states: Iterable[ReplicaState], texts: Mapping[int, str]) -> bytes:
-    """Metrics text for Prometheus.
+    """Text of metrics for Prometheus.
 
     Args:
-        texts: metrics of the replicas, by number.
+        texts: texts of the replicas' metrics, by number.
     """
     registry = CollectorRegistry()
     registry.register(_Merged(states, texts))
@@ -76,12 +77,12 @@ def _families_of(states: Iterable[ReplicaState]) -> list[Metric]:
 
 
 def load(texts: Mapping[int, str]) -> dict[str, int]:
-    """Open requests of all replicas."""
+    """Number of open requests of all replicas."""
     return {"server_load": sum(json.loads(text)["server_load"] for text in texts.values())}
 
 
 def server_info(states: Iterable[ReplicaState], texts: Mapping[int, str]) -> dict[str, Any]:
-    """The configuration, which is the same everywhere, what all engines do together, and what each does."""
+    """Common configuration, totals of all engines, and the state of each."""
     said = {number: json.loads(text) for number, text in texts.items()}
     first = next(iter(said.values()))
     loads = [each["load"] for each in said.values()]

@@ -1,7 +1,7 @@
-"""One replica: its process, from the start to the end, and what it has open.
+"""Replica: its process, from start to end, and its open requests.
 
-The process gets its work through standard input, which stays open: it ends where the front has ended. One line of JSON
-on standard output says that it serves, or why it cannot.
+The process reads its task from standard input, which stays open: end of file means that the front has ended. The
+process prints one line of JSON: either that it serves, or its error.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from sametoken.replicas.routing import Candidate, PrefixMemory, RoutedPrompt
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
-CLOSE_S = 2.0  # that a process has to end when the front has let go of it
+CLOSE_S = 2.0  # for a process to end after the front has closed its input
 
 
 class Work(NamedTuple):
     """Task of a new process.
 
     Attributes:
-        open: makes the engine of the replica with this number; pickled by its name.
-        number: of the replica.
-        socket: path where it listens.
-        config, info: of the server; see `server.run.serve`.
+        open: function that opens the engine of the replica with a given number; pickled by name.
+        number: number of the replica.
+        socket: path of the socket at which it listens.
+        config, info: arguments of `server.run.serve`.
     """
 
     open: Callable[[int], LLM]
@@ -45,16 +45,17 @@ class Work(NamedTuple):
 
 
 class Replica:
-    """A replica as the front has it.
+    """Handle of the front on a replica.
 
     Args:
-        work: for its process.
+        work: task of its process.
 
     Attributes:
-        status: "ready" takes requests, "starting" loads, "ended" has no process.
-        said: what its process said when it was ready: method, cache_tokens.
-        restarts: how often it was started again.
-        sequences: that are open. `unread`: bytes of their prompts that are not in the cache yet.
+        status: "ready" (accepts requests), "starting" (loads) or "ended" (has no process).
+        said: report of the process when it was ready: method, cache_tokens.
+        restarts: number of restarts.
+        sequences: number of open sequences.
+        unread: bytes of their prompts that are not in the KV cache yet.
     """
 
     def __init__(self, work: Work) -> None:
@@ -71,12 +72,12 @@ class Replica:
         """Start a process and wait until it serves.
 
         Raises:
-            EngineError: it cannot; says why.
+            EngineError: the process failed; the message has the reason.
         """
         self.status = "starting"
         try:
             self.said = await self._begin()
-        except (OSError, TypeError, ValueError) as why:  # no process can be made, or what it says is no line of JSON
+        except (OSError, TypeError, ValueError) as why:  # no process, or its report is no line of JSON
             self.send(signal.SIGKILL)
             self.said = {"error": f"replica {self.number} cannot be started: {why}"}
         if error := self.said.get("error"):
@@ -87,15 +88,15 @@ class Replica:
         self.status = "ready"
 
     async def _begin(self) -> dict[str, Any]:
-        """Start a process; return what it says when it serves or cannot. Raises OSError, TypeError, ValueError."""
+        """Start a process and return its report. Raises OSError, TypeError, ValueError."""
         pipe = asyncio.subprocess.PIPE
-        # A session of its own: signals of the terminal are the front's to pass on.
+        # A new session: the front forwards signals of the terminal.
         self._process = process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "sametoken.replicas", stdin=pipe, stdout=pipe, start_new_session=True
         )
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):  # it ended at once; below is why
+        with suppress(OSError):  # the process has ended; the reason is read below
             process.stdin.write(pickle.dumps(self._work))
             await process.stdin.drain()
         line = await process.stdout.readline()
@@ -105,14 +106,14 @@ class Replica:
         return said
 
     async def ended(self) -> str:
-        """Wait for the end of the process, and state how it came."""
+        """Wait for the end of the process; return a message about its cause."""
         assert self._process is not None
         code = await self._process.wait()
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"
         return f"replica {self.number} has ended {how}"
 
     def send(self, number: signal.Signals) -> None:
-        """A signal for its process, if there is one."""
+        """Send a signal to the process, if there is one."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.send_signal(number)
@@ -133,22 +134,22 @@ class Replica:
         return ReplicaState(self.number, self.status, self.restarts, self.sequences)
 
     def candidate(self, prompt: RoutedPrompt) -> Candidate:
-        """Facts of this replica that routing compares."""
+        """State of this replica for routing."""
         known = self._memory.known(prompt.blocks)
         return Candidate(self.number, self.sequences, self.unread, known, len(self._memory))
 
     def take(self, prompt: RoutedPrompt) -> OpenRequest:
-        """Count a request of this replica until it is closed."""
+        """Count a request of this replica as open until its `close`."""
         known = self._memory.known(prompt.blocks)
         return OpenRequest(self, prompt.sequences, max(0, prompt.size - known))
 
     def remember(self, prompt: RoutedPrompt) -> None:
-        """The process has got this prompt."""
+        """Record that the process has received this prompt."""
         self._memory.add(prompt.blocks)
 
 
 class OpenRequest:
-    """Work of a replica for one request, which is part of its load."""
+    """Load of one open request of a replica."""
 
     def __init__(self, replica: Replica, sequences: int, unread: int) -> None:
         self._replica, self._sequences, self._unread = replica, sequences, unread
@@ -156,19 +157,19 @@ class OpenRequest:
         replica.unread += unread
 
     def read(self) -> None:
-        """The prompt has been read."""
+        """Remove the prompt from the load: prefill is done."""
         self._replica.unread -= self._unread
         self._unread = 0
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Remove the request from the load."""
         self.read()
         self._replica.sequences -= self._sequences
         self._sequences = 0
 
 
 def leave(socket: str) -> None:
-    """Remove the socket of a replica, and the directory with the last of them."""
+    """Remove the socket of a replica, and after the last one the directory."""
     with suppress(OSError):
         Path(socket).unlink(missing_ok=True)
         Path(socket).parent.rmdir()

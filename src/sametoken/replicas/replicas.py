@@ -1,4 +1,4 @@
-"""All replicas of a server: who takes a request, who is started again, and how they end."""
+"""All replicas of a server: choice for a request, restarts, and shutdown."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from sametoken.replicas.process import Replica, Work
 from sametoken.replicas.routing import RoutedPrompt, choose
 
 LOG = logging.getLogger("sametoken.server")
-MOST_RESTARTS, WITHIN_S = 3, 600.0  # of one replica; one that ends more often is left out
-PAUSE_S = 1.0  # before a replica is started again
-LAST_S = 10.0  # for processes to end after the time of open requests
+MOST_RESTARTS, WITHIN_S = 3, 600.0  # of one replica; after more, it stays ended
+PAUSE_S = 1.0  # before a restart
+LAST_S = 10.0  # for processes to end, in addition to the time of open requests
 
 
 class Replicas:
-    """The replicas of a server.
+    """Replicas of a server.
 
     Args:
-        works: one for each.
-        drain_seconds: that open requests have when the server ends.
+        works: task of each replica.
+        drain_seconds: time for open requests when the server stops.
 
     Attributes:
-        stopping: nothing new is taken.
-        failure: why the server has to end; `on_failure` is called with it.
+        stopping: true if no new requests are accepted.
+        failure: reason why the server must stop.
+        on_failure: called with `failure`.
     """
 
     def __init__(self, works: Sequence[Work], drain_seconds: float) -> None:
@@ -42,10 +43,10 @@ class Replicas:
         self.on_failure: Callable[[EngineError], object] = lambda error: None
 
     async def start(self) -> str:
-        """Start all, at the same time; return the method of their drafts.
+        """Start all replicas concurrently; return their speculation method.
 
         Raises:
-            EngineError: one cannot start; the others have ended.
+            EngineError: a replica cannot start; the others were ended.
         """
         starts = [asyncio.ensure_future(replica.start()) for replica in self._all]
         try:
@@ -63,16 +64,16 @@ class Replicas:
         return [replica.state for replica in self._all]
 
     def ready(self) -> list[Replica]:
-        """Those that take requests."""
+        """Replicas that accept requests."""
         return [replica for replica in self._all if replica.status == "ready"]
 
     def choose(self, prompt: RoutedPrompt, without: Collection[Replica] = ()) -> Replica | None:
-        """Replica for a request, None if none can take it. `without`: those that were tried."""
+        """Replica for a request, None if none accepts it. `without`: replicas that were tried."""
         candidates = [replica.candidate(prompt) for replica in self.ready() if replica not in without]
         return self._all[choose(candidates, prompt.size)] if candidates else None
 
     async def _watch(self, replica: Replica) -> None:
-        """Start a replica again when it has ended, unless that happens too often."""
+        """Restart a replica when it has ended, up to a number of restarts."""
         exits: deque[float] = deque(maxlen=MOST_RESTARTS)
         while True:
             how = await replica.ended()
@@ -103,9 +104,9 @@ class Replicas:
             LOG.info("replica %d is ready again", replica.number)
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Wait until all replicas have finished their open requests and ended; in a hurry they end these with an error.
+        """Wait until all replicas have finished their open requests and ended; with `hurry`, these end with an error.
 
-        Those that do not end at all are killed.
+        Processes that do not end are killed.
         """
         self.stopping = True
         self._signal()
@@ -116,7 +117,7 @@ class Replicas:
         if not ended.done():
             self._signal()
             await asyncio.wait({ended}, timeout=LAST_S)
-        if not ended.done():  # answers that wait for one of these end with an error now
+        if not ended.done():  # answers that wait for one of these end with an error
             self._signal(signal.SIGKILL)
             await asyncio.wait({ended}, timeout=LAST_S)
         ended.cancel()
@@ -126,7 +127,7 @@ class Replicas:
             replica.send(number)
 
     async def close(self) -> None:
-        """End what is left."""
+        """End all remaining processes."""
         self.stopping = True
         for watch in self._watches:
             watch.cancel()

@@ -1,7 +1,7 @@
-"""Choice of the replica for a request: the one with the least work before its first token. No processes, no clock.
+"""Routing: choice of the replica with the least work before a request's first token. Pure functions.
 
-Work is counted in bytes of prompt text. A replica that has read most of a prompt before has its beginning in the KV
-cache, so it has less work than the others unless it has many more open requests.
+Work is measured in bytes of prompt text. A replica that has read most of a prompt before has the prefix in its KV
+cache, and so less work than the others unless it has many more open requests.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-BLOCK = 256  # bytes of text that are remembered as one
-OPEN_SEQUENCE = 1024  # one more sequence in the batch delays a request as much as so many bytes of prompt
-BYTES_PER_TOKEN = 4  # of text, roughly
-# What prompts are made of, in the order in which chat templates put it.
+BLOCK = 256  # bytes of a block of text
+OPEN_SEQUENCE = 1024  # bytes of prompt that delay a request as much as one more sequence in the batch
+BYTES_PER_TOKEN = 4  # of text, about
+# Fields that form prompts, in the order of chat templates.
 PROMPT_FIELDS = ("tools", "chat_template_kwargs", "instructions", "system", "messages", "input", "prompt")
 MOST_SEQUENCES = 1024
 
 
 class RoutedPrompt(NamedTuple):
-    """Facts of a request for routing.
+    """Prompt of a request, for routing.
 
     Attributes:
-        blocks: a hash for each whole block of the prompt, of everything up to its end.
-        size: bytes of the prompt.
-        sequences: how many the batch will hold for it.
+        blocks: for each whole block, a hash of the prompt up to its end.
+        size: size of the prompt in bytes.
+        sequences: number of sequences of the request in the batch.
     """
 
     blocks: Sequence[int] = ()
@@ -34,13 +34,14 @@ class RoutedPrompt(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A replica that takes requests.
+    """State of a replica that accepts requests.
 
     Attributes:
-        number: of the replica.
-        sequences: open ones. `unread`: bytes of their prompts that are not in the cache yet.
-        known: bytes of the new prompt that it has read before.
-        remembered: blocks of all prompts that it has read.
+        number: number of the replica.
+        sequences: number of open sequences.
+        unread: bytes of their prompts that are not in the KV cache yet.
+        known: bytes of the new prompt that the replica has read before.
+        remembered: number of blocks of all prompts that the replica has read.
     """
 
     number: int
@@ -51,10 +52,10 @@ class Candidate(NamedTuple):
 
 
 def choose(candidates: Sequence[Candidate], size: int) -> int:
-    """The number of the replica that takes a prompt of `size` bytes; of equals the one that remembers least.
+    """Number of the replica for a prompt of `size` bytes; among equals, the one with the fewest remembered blocks.
 
-    A beginning counts where it is half of the prompt or more. Otherwise prompts that share a few words would all go to
-    one replica, and its cache would forget what the others have room for.
+    A known prefix counts if it is at least half of the prompt. Otherwise all prompts that share a few words would go to
+    one replica, whose cache would evict prefixes for which others have room.
     """
 
     def rank(each: Candidate) -> tuple[int, int, int]:
@@ -65,10 +66,10 @@ def choose(candidates: Sequence[Candidate], size: int) -> int:
 
 
 class PrefixMemory:
-    """Beginnings of prompts that a replica has read lately; those that were used longest ago are forgotten.
+    """LRU set of prompt prefixes that a replica has read.
 
     Args:
-        tokens: that its KV cache holds for reuse.
+        tokens: capacity of the KV cache of the replica.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -79,11 +80,11 @@ class PrefixMemory:
         return len(self._blocks)
 
     def known(self, blocks: Sequence[int]) -> int:
-        """Bytes of a prompt that were read before."""
+        """Length in bytes of the known prefix of a prompt."""
         return BLOCK * next((place for place, block in enumerate(blocks) if block not in self._blocks), len(blocks))
 
     def add(self, blocks: Sequence[int]) -> None:
-        """A prompt is read; its end is forgotten before its beginning."""
+        """Add the blocks of a prompt; its last ones are evicted first."""
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
@@ -92,7 +93,7 @@ class PrefixMemory:
 
 
 def prompt_of(body: bytes) -> RoutedPrompt:
-    """Facts for routing from the body of a request; for an unreadable body, its size only."""
+    """Prompt of a request's body; for an unreadable body, its size only."""
     try:
         given = json.loads(body)
         if not isinstance(given, dict):
@@ -108,7 +109,7 @@ def prompt_of(body: bytes) -> RoutedPrompt:
 
 
 def block_hashes(text: bytes) -> list[int]:
-    """For each whole block a hash of the text up to its end."""
+    """Hash, for each whole block, of the text up to its end."""
     hashes, before = [], 0
     for begin in range(0, len(text) - BLOCK + 1, BLOCK):
         before = hash((before, text[begin : begin + BLOCK]))

@@ -1,4 +1,4 @@
-"""Several replicas behind one port until a signal ends it."""
+"""Server of several replicas behind one port."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ LOG = logging.getLogger("sametoken.server")
 def serve_replicas(
     open_engine: Callable[[int], LLM], bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any]
 ) -> None:
-    """Serve until a signal ends it.
+    """Serve until a signal arrives.
 
     Args:
-        open_engine: makes the engine of a replica in its own process; pickled by its name.
-        bound: from `bind`.
-        config: `data_parallel_size` is how many there are. `info`: the resolved configuration.
+        open_engine: function that opens the engine of a replica in its process; pickled by name.
+        bound: sockets from `bind`.
+        config: settings of the server; `data_parallel_size` is the number of replicas.
+        info: resolved configuration.
 
     Raises:
-        EngineError: a replica cannot start, or all of them ended too often.
+        EngineError: a replica cannot start, or all replicas have used up their restarts.
     """
     directory = tempfile.mkdtemp(prefix="sametoken-")
-    # A replica is reached through its socket alone, without HTTPS, which the front has spoken already. It keeps no
-    # responses: the next request may go to another one.
+    # A replica is reached through its socket alone, without HTTPS, which the front terminates. It stores no responses:
+    # the next request may go to another one.
     without = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
     own = config.model_copy(update={**without, "max_stored_responses": 0})
     works = [

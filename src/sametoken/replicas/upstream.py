@@ -1,4 +1,4 @@
-"""One request to a replica over its Unix socket, and the answer as it comes."""
+"""Request to a replica over its Unix socket, with a streamed answer."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from collections.abc import Iterable, Sequence
 from httptools import HttpParserError, HttpResponseParser
 
 Headers = Sequence[tuple[bytes, bytes]]
-CHUNK = 2**16  # bytes that are read at once
-# Headers that say something about one connection only; each side has its own.
+CHUNK = 2**16  # bytes read at once
+# Hop-by-hop headers, which are not forwarded.
 OF_CONNECTION = frozenset((b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"date"))
 
 
 class ReplicaLostError(Exception):
-    """The connection ended before the answer did."""
+    """Error: the connection ended before the end of the answer."""
 
 
 class NotAskedError(Exception):
-    """Nobody listens, or nothing new is taken: another replica may be asked."""
+    """Error: the replica accepts no requests; another replica may be tried."""
 
 
 class ReplicaAnswer:
-    """The answer of a replica; `close` ends it early, and the replica cancels what it does for it.
+    """Answer of a replica; `close` ends it early, and the replica cancels the request.
 
     Attributes:
-        status: of HTTP. `headers`: without those of the connection. Both are there after `begin`.
-        complete: all of it came. `closed`: nobody waits for it.
+        status: HTTP status, set by `begin`.
+        headers: headers without those of the connection, set by `begin`.
+        complete: true if the answer was received completely.
+        closed: true after `close`.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bodyless: bool) -> None:
@@ -69,14 +71,14 @@ class ReplicaAnswer:
         return part
 
     async def whole(self) -> bytes:
-        """The rest of the body. Raises ReplicaLostError."""
+        """Remaining bytes of the body. Raises ReplicaLostError."""
         parts = []
         while part := await self.part():
             parts.append(part)
         return b"".join(parts)
 
     async def held(self) -> bytes:
-        """The whole body, which `part` still returns afterwards. Raises ReplicaLostError."""
+        """Wait for the whole body, which `part` still returns afterwards. Raises ReplicaLostError."""
         while not self.complete:
             await self._more()
         return b"".join(self._parts)
@@ -91,7 +93,7 @@ class ReplicaAnswer:
             raise ReplicaLostError from error
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Close the connection."""
         self.closed = True
         self._writer.close()
 
@@ -102,8 +104,9 @@ async def ask(
     """Send a request. Raises NotAskedError.
 
     Args:
-        socket: path of the replica's. `target`: path and query as the client wrote them.
-        headers: of the client; those of the connection are replaced.
+        socket: path of the replica's socket.
+        target: path and query, unchanged.
+        headers: headers of the client; those of the connection are replaced.
     """
     try:
         reader, writer = await asyncio.open_unix_connection(socket, limit=CHUNK)
