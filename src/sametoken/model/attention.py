@@ -1,9 +1,8 @@
-"""Attention of new tokens over a cache view: one function, whose numbers for a row do not depend on the rest of the
-batch.
+"""Attention of new tokens over a cache view; the bits of a row's results do not depend on the other rows of the batch.
 
 Query heads that share a key head are folded into query rows, so keys are read once (4-8 times faster than repeating
-them). A query's arithmetic must not depend on how many queries run beside it: spans run in tiles of equal height, the
-last one padded. The compiled kernels have an attention of their own (`model.compiled`); this one runs everywhere.
+them). The arithmetic of a query must not depend on the number of queries: spans run in tiles of equal height, the last
+one padded. The compiled kernels have their own attention (`model.compiled`); this one runs everywhere.
 Legend: T tokens, Hq query heads, Hk key heads, G = Hq / Hk, D head size, B rows, N nodes, L key length.
 """
 
@@ -18,11 +17,11 @@ from sametoken.model.layers import capped
 from sametoken.runtime.cache import KVCache, Segment, View
 
 TILE = 16
-# From 64 folded rows on the bfloat16 kernel may repack the keys, which changes its arithmetic.
+# From 64 folded rows on, the bfloat16 kernel may repack the keys, which changes its arithmetic.
 PACKED_ROWS = 64
-SINK_KEYS = 16  # places before the keys of a layer with sinks, so that the keys stay aligned
-SCORE_KEYS = 64  # keys of one product of scores that are capped
-BOUND = 1e9  # of keys and values in the cache
+SINK_KEYS = 16  # columns before the keys of a layer with sinks, which keep the keys aligned
+SCORE_KEYS = 64  # keys of one product of capped scores
+BOUND = 1e9  # bound of keys and values in the cache
 
 
 def attend(
@@ -39,13 +38,14 @@ def attend(
     scale: float | None = None,
     cap: float | None = None,
 ) -> Tensor:
-    """Store the new keys and values, then attend.
+    """Store the new keys and values in the cache, then attend.
 
     Args:
-        q: [T, Hq, D] rotated queries; k, v: [T, Hk, D] rotated keys, and values.
+        q: [T, Hq, D] queries after RoPE.
+        k, v: [T, Hk, D] keys after RoPE, and values.
         window: sliding window in positions (a token sees itself and window - 1 before it), or None.
         chunked: windows are adjacent chunks, and a token sees its own chunk up to itself; not on CUDA.
-        sinks: [Hq] scores without a key, one in the softmax of each query of a head, or None.
+        sinks: [Hq] attention sinks: a score without a key in the softmax of each query of a head, or None.
         scale: factor of the products, None for 1 / sqrt(D).
         cap: scores become cap tanh(score / cap), None for no cap.
 
@@ -64,9 +64,7 @@ def attend(
 
 
 def _bounded(x: Tensor) -> Tensor:
-    """x without NaN, bounded to a size that no working model reaches; the token's own hidden state still shows
-    either.
-    """
+    """Copy of x without NaN, clamped to a size that no working model reaches."""
     bound = min(BOUND, torch.finfo(x.dtype).max)  # float16 has a smaller maximum
     return x.clamp(-bound, bound).nan_to_num_(nan=0.0)
 
@@ -93,7 +91,7 @@ def _segment(
     if tiles > 1:
         keys, values = (_repeat(x, tiles) for x in (keys, values))
     mask = segment.mask(window, chunked, groups, tile)
-    if cap is not None:  # the scores as a mask, beside products of zeros
+    if cap is not None:  # the scores are the mask, and the products are zero
         mask, q = mask + _capped_scores(q, keys, scale, cap), torch.zeros_like(q)
     if sinks is not None:
         keys, values = (F.pad(x, (0, 0, SINK_KEYS, 0)) for x in (keys, values))
@@ -105,7 +103,7 @@ def _segment(
 
 
 def _capped_scores(q: Tensor, keys: Tensor, scale: float | None, cap: float) -> Tensor:
-    """[B, Hk, N', L] from queries [B, Hk, N', D] and keys [B, Hk, L, D], in products of one shape."""
+    """Scores [B, Hk, N', L] of queries [B, Hk, N', D] and keys [B, Hk, L, D], in products of one shape."""
     rows, heads, length, size = keys.shape
     parts = keys.reshape(rows * heads, length // SCORE_KEYS, SCORE_KEYS, size).transpose(2, 3)
     scores = torch.matmul(q.reshape(rows * heads, 1, -1, size), parts) * (size**-0.5 if scale is None else scale)
@@ -114,9 +112,7 @@ def _capped_scores(q: Tensor, keys: Tensor, scale: float | None, cap: float) -> 
 
 
 def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
-    """Mask with columns in front for keys of zeros; the last of these columns has the sink scores [Hk, G], the others
-    -inf.
-    """
+    """Mask with columns in front for keys of zeros: the last one has the sink scores [Hk, G], the others -inf."""
     before = mask.new_full((mask.shape[0], *sinks.shape, tile, SINK_KEYS), float("-inf"))
     before[..., -1] = sinks.to(mask.dtype).unsqueeze(-1)
     before = before.view(mask.shape[0], sinks.shape[0], -1, SINK_KEYS)
@@ -126,7 +122,7 @@ def _with_sinks(mask: Tensor, sinks: Tensor, tile: int) -> Tensor:
 def _paged(
     q: Tensor, cache: KVCache, segment: Segment, layer: int, window: int | None, scale: float | None, cap: float | None
 ) -> Tensor:
-    """Attention on CUDA: the kernel walks the page table itself, and a tree's nodes get the bits of plain decoding."""
+    """Attend on CUDA, with a kernel that reads the page table and gives a tree's nodes the bits of plain decoding."""
     from sametoken.kernels.triton.attention import TreeTiles, paged_attention
 
     group = q.shape[1] // cache.keys.shape[2]
@@ -143,10 +139,10 @@ def _paged(
 
 
 def _repeat(x: Tensor, tiles: int) -> Tensor:
-    """[B * tiles, ...] from [B, ...]; one row is not copied."""
+    """Repeat [B, ...] to [B * tiles, ...]; one row is not copied."""
     return x.repeat_interleave(tiles, 0) if x.shape[0] > 1 else x.expand(tiles, -1, -1, -1)
 
 
 def tile_height(groups: int, dtype: torch.dtype) -> int:
-    """Number of nodes that are attended for together, padding nodes included."""
+    """Number of nodes of a tile, padding nodes included."""
     return TILE if dtype == torch.float32 else max(1, min(TILE, (PACKED_ROWS - 1) // groups))

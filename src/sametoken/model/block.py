@@ -1,6 +1,6 @@
-"""One block of a decoder or a head: attention that is passed in, and a gated MLP or experts, with residuals.
+"""Block of a decoder or a head: attention, passed by the caller, and a gated MLP or experts, with residuals.
 
-It handles neither cache nor positions. Legend: T tokens of the whole batch, H hidden size.
+A block handles neither cache nor positions. Legend: T tokens of the whole batch, H hidden size.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sametoken.model.linear import Linear
 from sametoken.model.rotary import apply_rope
 from sametoken.runtime.ranks import Ranks
 
-# q [T, Hq, D] and k [T, Hk, D], rotated, v [T, Hk, D], layer, window -> [T, Hq * D]; the caller knows where keys lie.
+# From q [T, Hq, D] and k [T, Hk, D] after RoPE, v [T, Hk, D], layer and window to [T, Hq * D], over the caller's keys.
 Attend = Callable[[Tensor, Tensor, Tensor, int, int | None], Tensor]
 Rotation = tuple[Tensor, Tensor]  # cos and sin [T, 1, rotated size]
 
 
 class Block(nn.Module):
-    """Attention and gated MLP with residuals, and with norms before them, after them or both.
+    """Attention and gated MLP with residuals, with norms before, after or both.
 
     Args:
-        reads: width of the input of attention, the hidden size unless given.
+        reads: input width of attention, by default the hidden size.
 
     Attributes:
-        rope: of this layer, None for a layer without rotation.
-        rotated_eps: epsilon of a norm without weights over each head after rotation, None for no such norm.
-        sinks: [query heads] a score that takes part in each softmax, None for none; passed by the caller of `attend`.
+        rope: RoPE configuration of this layer, None for a layer without RoPE.
+        rotated_eps: epsilon of a norm without weights over each head after RoPE, None for no such norm.
+        sinks: [query heads] attention sinks, None for none; read by the maker of `attend`.
         latent: latent attention, in place of `qkv`; None for a block with `qkv`.
         experts: mixture of experts, in place of `gate_up` and `down`; None for a block with those.
         ranks: processes that compute the block together, each a part of the heads and of the MLP; None for one process.
@@ -119,6 +119,6 @@ class Block(nn.Module):
 
 
 def _normed(norm: RMSNorm, heads: Tensor) -> Tensor:  # [T, heads, D] -> [T, heads, D]
-    """Norm each head by itself or all heads together, depending on the width of the norm."""
+    """Norm each head separately or all heads together, depending on the width of the norm."""
     normed: Tensor = norm(heads.reshape(len(heads), -1, norm.weight.shape[0]))
     return normed.view(heads.shape)

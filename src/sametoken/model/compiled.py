@@ -1,7 +1,7 @@
-"""Blocks of a decoder as one call of the compiled kernels: facts and weights in the kernels' structures.
+"""Blocks of a decoder as one call of the compiled kernels: configuration and weights in the kernels' structures.
 
-Computes the same as `model.block.Block`, in its order and with its roundings; heads build on it. The bits of a row do
-not depend on other rows, without blocks of rows, padded keys or trees taken apart.
+The kernels compute `model.block.Block` in its order and with its roundings; heads use them too. The bits of a row do
+not depend on other rows, without tiles of rows, padded keys or trees split into chains.
 """
 
 from __future__ import annotations
@@ -45,15 +45,13 @@ from sametoken.runtime.kv_format import FP8, INT8
 from sametoken.runtime.ranks import Columns, NativeExchange, Ranks
 from sametoken.speculation.rows import Sampling
 
-KV_FORMS = {INT8: 1, FP8: 2}  # of kv_codes.h; bfloat16 is 0
+KV_FORMS = {INT8: 1, FP8: 2}  # numbers in kv_codes.h; bfloat16 is 0
 SUM = CFUNCTYPE(None, c_void_p, c_void_p, c_int64)
 GATHER = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p)
 
 
 def not_compiled(config: ModelConfig) -> str | None:
-    """Features of these facts that the kernels lack, so that torch runs the blocks layer by layer; None if there are
-    none.
-    """
+    """Feature of this configuration that the kernels lack, so that torch runs the blocks; None if there is none."""
     lacking = {
         "latent attention": config.latent is not None,
         "experts between norms other than the usual, or with multipliers": config.experts is not None
@@ -66,14 +64,14 @@ class Parts(NamedTuple):
     """Parts of a compiled model.
 
     Attributes:
-        config: facts of the blocks.
-        blocks: in order.
-        rope: makes cos and sin [positions, 1, rotated size] of a rotation on a device.
+        config: configuration of the blocks.
+        blocks: blocks in order.
+        rope: function from a device and a RoPE configuration to cos and sin [positions, 1, rotated size].
         embed: token embedding.
-        norm: before the output head, None for none.
+        norm: norm before the output head, None for none.
         head: output head, packed.
-        ids: [outputs] int64 the target's token of each output of the head.
-        scale, cap: of the head's logits, see `ModelConfig`.
+        ids: [outputs] int64 target's token id of each output of the head.
+        scale, cap: scale and cap of the logits, see `ModelConfig`.
         ranks: processes that compute the blocks together, None for one process.
         columns: outputs that `head` computes if each rank has some of them; None if it has all.
     """
@@ -91,7 +89,7 @@ class Parts(NamedTuple):
     columns: Columns | None = None
 
     def fit(self, *others: Linear) -> bool:
-        """True if the kernels can compute the parts, and `others` that belong to them."""
+        """True if the kernels support the parts and the linears `others`."""
         if not_compiled(self.config) is not None:
             return False
         config, linears = self.config, [*chain.from_iterable(map(linears_of, self.blocks)), self.head, *others]
@@ -102,14 +100,14 @@ class Parts(NamedTuple):
 
 
 class Compiled:
-    """Blocks and output head on the CPU; common base of decoders and heads.
+    """Base class of compiled decoders and heads: blocks and output head on the CPU.
 
     Args:
-        recycled: a forward after a guess reads the state after the norm.
+        recycled: true if a forward after a guess reads the state after the norm.
         join: input of a head's first block, None for a decoder.
     """
 
-    ahead = 0  # from the index that a row's next token goes to, to the position of its first guess
+    ahead = 0  # offset from the index of a row's next token to the position of its first guess
 
     def __init__(self, parts: Parts, kernels: Library, recycled: bool = False, join: Any = None) -> None:
         config, embed, self._kernels = parts.config, parts.embed, kernels
@@ -119,8 +117,8 @@ class Compiled:
         own_scales = [None if block.rope is not None else scales for block in parts.blocks]
         layers = (Layer * config.num_layers)(*map(layer_of, parts.blocks, experts, tables, own_scales))
         self._head, self._norm, self._parts = packed(parts.head), parts.norm, parts
-        self._paged: tuple[KVCache, Pages] | None = None  # of the last call
-        self._raised: list[BaseException] = []  # in `sum` and `gather`, which the kernels call
+        self._paged: tuple[KVCache, Pages] | None = None  # exceptions of the last call
+        self._raised: list[BaseException] = []  # raised in `sum` and `gather`, which the kernels call
         exchange = None if parts.ranks is None else parts.ranks.native
         calls: tuple[Any, ...] = ()
         if parts.ranks is not None and exchange is None:
@@ -148,7 +146,7 @@ class Compiled:
             scale=parts.scale, cap=parts.cap or 0, outputs=len(parts.ids), begins=begins,
             gather=exchange and exchange.gather,
         )  # fmt: skip
-        self._kept = (tables, scales, layers, experts, ids, join, calls, begins)  # what the structures point to
+        self._kept = (tables, scales, layers, experts, ids, join, calls, begins)  # targets of the structures' pointers
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in linears_of(block))
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
@@ -169,10 +167,10 @@ class Compiled:
         """Read committed tokens and draft a chain after them.
 
         Args:
-            limits: tokens of each row's continuation, drawn by the target's rule; the last one is not read.
-            sampling: of the same rows, not `edited`.
-            worth: ends rows where guesses are not worth their time, and adds siblings to those that are; None for the
-                full `limits` in every row.
+            limits: draft length of each row; tokens are drawn by the target's sampling, and the last one is not read.
+            sampling: sampling of the same rows, not `edited`.
+            worth: value of guesses, which ends rows where guesses do not pay and adds siblings where they do; None
+                for the full `limits` in every row.
         """
         levels, market = max(limits), None if worth is None else Market(worth, limits)
         with self._reading(committed, sampling) as (feed, draw):
@@ -189,8 +187,8 @@ class Compiled:
         """Read committed tokens and grow a draft tree from each row's last token.
 
         Returns:
-            [B, N] int64 each: tokens and parents, as in a `Draft`, and the slot of a node's keys and values past the
-            row's length, -1 for none.
+            [B, N] int64 each: tokens and parents, as in a `Draft`, and the slot of a node's KV past the row's length,
+            -1 for none.
         """
         batch, most = len(committed.rows), max(bounds.budgets)
         found = torch.empty(3, batch, 1 + most, dtype=torch.int64)
@@ -208,9 +206,7 @@ class Compiled:
 
     @contextmanager
     def _reading(self, committed: Committed, sampling: Sampling) -> Iterator[tuple[Feed, Draw]]:
-        """Structures of the tokens that rows read, and of their sampling, for a call of the kernels inside the
-        context.
-        """
+        """Structures of the rows' input tokens and sampling, for a call of the kernels inside the context."""
         batch, lengths = len(committed.rows), [len(tokens) for tokens in committed.tokens]
         width = max(lengths)
         tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in committed.tokens)])

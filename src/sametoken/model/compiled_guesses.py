@@ -1,4 +1,4 @@
-"""Inputs, bounds, prices and results of the drafts of compiled kernels.
+"""Inputs, bounds, prices and results of drafting with the compiled kernels.
 
 Plain values, and the structure of prices that kernels/cpu/stop.h reads. Legend: B rows, N nodes of a draft.
 """
@@ -21,9 +21,10 @@ class Committed(NamedTuple):
     """Committed tokens that rows of a cache read before they draft.
 
     Attributes:
-        rows, starts: rows of the page table, and their lengths there, where the tokens go.
-        tokens: one or more for each row; guesses follow the last one.
-        features: [tokens of all rows, W] features that a head reads with them, row after row; None for a decoder.
+        rows: rows of the page table.
+        starts: lengths of the rows, which are the indexes of the tokens.
+        tokens: one or more tokens of each row; guesses follow the last one.
+        features: [tokens of all rows, W] features of the tokens for a head, row after row; None for a decoder.
     """
 
     rows: Sequence[int]
@@ -32,7 +33,7 @@ class Committed(NamedTuple):
     features: Tensor | None = None
 
     def padded(self, width: int) -> Tensor | None:
-        """[B * width, W] features, each row's last one repeated."""
+        """Features [B * width, W], each row's last one repeated."""
         lengths = list(map(len, self.tokens))
         if self.features is None or min(lengths) == width:
             return self.features
@@ -45,9 +46,9 @@ class TreeBounds(NamedTuple):
     """Bounds of draft trees.
 
     Attributes:
-        branches: children of a node, and nodes of a level that are expanded.
+        branches: number of children of a node, and of expanded nodes of a level.
         limits: [B] longest path of each row.
-        budgets: [B] guesses that each row keeps.
+        budgets: [B] number of guesses of each row.
     """
 
     branches: int
@@ -56,15 +57,14 @@ class TreeBounds(NamedTuple):
 
 
 class Guesses(NamedTuple):
-    """Continuations of B rows.
+    """Draft chains of B rows, with their siblings.
 
     Attributes:
-        tokens: [B, N] int64, each row's last token and its continuation, padded past its end.
+        tokens: [B, N] int64 last committed token and draft of each row, with padding.
         shares: [B, levels, K] float32 in 0 .. 1, share of each candidate in a draw: its p / E over the sum of all
-            tokens' p / E, E being the noise, 1 for greedy rows. Without worth the guess itself is the only candidate.
+            tokens' p / E, with the noise E (1 for greedy rows). Without worth, the guess is the only candidate.
         ended: candidates made and kept, if rows ended one by one.
-        tree: parents, as in a `Draft`, and the slot of a node's keys and values past the row's length, -1 for none; [B,
-            N] each.
+        tree: [B, N] each: parents, as in a `Draft`, and slot of a node's KV past the row's length, -1 for none.
     """
 
     tokens: Tensor
@@ -74,7 +74,7 @@ class Guesses(NamedTuple):
 
 
 class Market:
-    """Inputs of the kernels from a worth, and their results for the drafts that follow."""
+    """Structure of guesses' values and costs for the kernels, with their results."""
 
     def __init__(self, worth: Worth, limits: Sequence[int]) -> None:
         rows, ranks, levels = len(limits), len(worth.chances), max(limits)

@@ -1,6 +1,6 @@
-"""Blocks of a decoder or a head as the structures that the compiled kernels read.
+"""Blocks of a decoder or a head in the structures of the compiled kernels.
 
-Structures point into the blocks' tensors, so the owner of a structure must keep its block.
+Structures point into the tensors of blocks, so the owner of a structure must keep its block alive.
 """
 
 from __future__ import annotations

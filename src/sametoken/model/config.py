@@ -1,4 +1,4 @@
-"""Architecture facts of a decoder, read from a `config.json`; `families.py` has the differences between families."""
+"""Configuration of a decoder, read from a `config.json`; `families.py` has the differences between families."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from sametoken.model.unsupported import refused_architecture, refused_format
 from sametoken.runtime.ranks import Columns
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-MOST_PLAIN_KEYS = 8  # key heads of a block beside a model with latent attention
+MOST_PLAIN_KEYS = 8  # key heads of a plain block for a model with latent attention
 DTYPES = ("float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """All facts of an architecture that the decoder uses.
+    """Configuration of a decoder.
 
     Attributes:
         architecture: name in `config.json`, for example "LlamaForCausalLM".
         family: the `model_type` of transformers, for example "llama" or "qwen3_moe".
-        sinks: a learned score per query head takes part in the softmax of attention, without a key (gpt-oss).
-        experts: facts of the blocks with experts in place of one MLP, None if all blocks are dense.
+        sinks: true for attention sinks: learned scores per query head in the softmax, without keys (gpt-oss).
+        experts: configuration of mixture-of-experts blocks, None if all blocks are dense.
         qkv_bias, out_bias, mlp_bias: true if these linears have a bias.
-        qk_norm: an RMS norm over each query and key head before rotation (Qwen 3), or over all heads together if
+        qk_norm: true for an RMS norm over each query and key head before RoPE (Qwen 3), or over all heads together if
             `whole_qk_norm` (OLMo 2).
         norms: positions of a block's norms: "before" attention and MLP, "after" them, or both.
         norm_shift: number added to the weights of norms (Gemma's files store them minus 1).
@@ -43,16 +43,15 @@ class ModelConfig:
             cap.
         sliding_windows: per layer, the number of tokens that a query sees, itself included; None for full attention.
         chunked: windows are adjacent chunks, and a query sees its own chunk up to itself (Llama 4).
-        rotated_norm: queries and keys of rotated layers have a norm without weights after rotation.
-        query_scale: (floor, gain) of layers without rotation, whose queries grow with their position, see
+        rotated_norm: true for a norm without weights over queries and keys after RoPE.
+        query_scale: (floor, gain) of layers without RoPE, whose queries are scaled by position, see
             `rotary.query_scales`; None if they do not.
-        rope: of the layers with full attention.
-        layer_ropes: rotation of each layer if they differ, None for a layer without one; () if all have `rope`.
-        max_position: number of positions with rotations: the model's own limit, or the engine's if it has one.
+        rope: RoPE of the layers with full attention.
+        layer_ropes: RoPE of each layer if they differ, None for a layer without RoPE; () if all have `rope`.
+        max_position: number of positions of the RoPE tables: the model's own limit, or the engine's if it has one.
         further_layers: blocks after the last one that files may contain, which predict more tokens (MTP) and are left
             out.
-        latent: facts of attention over one small vector per token (MLA of DeepSeek), None for attention with keys and
-            values.
+        latent: configuration of multi-head latent attention (MLA of DeepSeek), None for ordinary attention.
         dtype: torch name of the dtype that the weights were saved in.
         columns: logits that a rank computes, None for one process.
     """
@@ -116,7 +115,7 @@ class ModelConfig:
 
     @property
     def usual_attention(self) -> bool:
-        """True if attention is a softmax of products, in windows or not, with nothing else in it."""
+        """True if attention is plain softmax attention, with or without windows."""
         return not (self.sinks or self.attention_cap or self.chunked or self.query_scale)
 
     @property
@@ -132,23 +131,23 @@ class ModelConfig:
 
     @property
     def cached_heads(self) -> int:
-        """Number of keys that a layer caches for a token."""
+        """Number of key vectors that a layer caches for a token."""
         return self.num_kv_heads if self.latent is None else 1
 
     @property
     def cached_parts(self) -> tuple[int, ...]:
-        """Sizes of the parts of such a key that have scales of their own if the cache rounds them."""
+        """Sizes of the parts of a cached key, each of which has its own scale in a quantised cache."""
         return (self.head_dim,) if self.latent is None else (self.latent.rotated, self.latent.rank)
 
     @property
     def plain_heads(self) -> dict[str, int]:
-        """Number of query and key heads and their size, for a block with ordinary keys and values beside this model.
+        """Number of query and key heads and their size, for a block with ordinary attention on top of this model.
 
-        They are the model's own; for latent attention, heads of the size of its values, with at most 8 keys.
+        These are the model's own; for latent attention, the head size is that of values, with at most 8 key heads.
         """
         if self.latent is None:
             return {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
-        size = self.latent.value + self.latent.value % 2  # numbers are rotated in pairs
+        size = self.latent.value + self.latent.value % 2  # RoPE rotates pairs of numbers
         heads = max(1, self.hidden_size // size)
         return {"num_heads": heads, "num_kv_heads": math.gcd(heads, MOST_PLAIN_KEYS), "head_dim": size}
 
@@ -164,7 +163,7 @@ class ModelConfig:
 
     @property
     def ropes(self) -> tuple[RopeConfig | None, ...]:
-        """Rotation of each layer, None for none."""
+        """RoPE of each layer, None for a layer without RoPE."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
     @property
@@ -224,7 +223,7 @@ def _inner(outer: Keys, family: Family) -> Keys:
 
 
 def _plain(keys: Keys, defaults: Defaults) -> ModelConfig:
-    """Decoder with full attention and without biases; the family's function adds its differences."""
+    """Configuration with full attention and without biases, to which the family's function adds its differences."""
     hidden, heads = keys.integer("hidden_size"), keys.integer("num_attention_heads", most=MOST_HEADS)
     layers = keys.integer("num_hidden_layers", most=MOST_LAYERS)
     absent_kv = defaults.num_kv_heads if "num_key_value_heads" not in keys.values else None

@@ -1,4 +1,4 @@
-"""Architecture facts of one rank's part of a decoder: its own heads, its share of MLP and logits, the rest whole."""
+"""Configuration of one rank's part of a decoder: a share of heads, MLP and logits, and all other layers whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPTION = "tensor_parallel_size"
 
 
 def cut(config: ModelConfig, part: RankPart, option: str = OPTION) -> ModelConfig:
-    """Facts of a part of a decoder.
+    """Configuration of a part of a decoder.
 
     Args:
         option: the option with which the user set the number of parts.

@@ -1,4 +1,4 @@
-"""The one decoder of every family: embedding, blocks, norm, head. It runs trees over a cache view and returns taps.
+"""Decoder of all families: embedding, blocks, norm, output head. Runs draft trees over a cache view and returns taps.
 
 A tap is the output of block i (0-based), before the final norm. Legend: T tokens of the whole batch, H hidden size,
 V vocabulary.
@@ -37,7 +37,7 @@ class Hidden(NamedTuple):
 
     Attributes:
         last: [T, H] output of the last block, before the final norm.
-        taps: one [T, H] per wanted tap, in the given order.
+        taps: [T, H] for each requested tap, in the given order.
     """
 
     last: Tensor
@@ -53,11 +53,12 @@ def attend_in(
     chunked: bool = False,
     query_scales: Sequence[Tensor | None] = (),
 ) -> Attend:
-    """Attention over a view of a cache, into which the new keys and values are written.
+    """Make the attention over a view of a cache, which writes the new keys and values into the cache.
 
     Args:
-        sinks: of each layer, empty if no layer has them.
-        scale, cap: of the scores; chunked: windows are chunks, see `ModelConfig`.
+        sinks: attention sinks of each layer, empty if no layer has them.
+        scale, cap: scale and cap of scores, see `ModelConfig`.
+        chunked: true if windows are chunks, see `ModelConfig`.
         query_scales: [T, 1, 1] factors of the queries of each layer, empty if no layer has them.
     """
 
@@ -82,11 +83,11 @@ def attend_in(
 
 
 class Decoder(nn.Module):
-    """A causal language model over a paged cache.
+    """Causal language model over a paged KV cache.
 
     Args:
-        config: architecture facts; its `max_position` bounds the rotary tables.
-        dtype: of weights and activations.
+        config: configuration; its `max_position` bounds the RoPE tables.
+        dtype: dtype of weights and activations.
         format: format to which linears are quantised when they are packed, None for no quantisation.
 
     Attributes:
@@ -110,9 +111,7 @@ class Decoder(nn.Module):
 
     @cached_property
     def native(self) -> CompiledDecoder | None:
-        """Blocks as one call of the compiled kernels, None if these cannot compute them; read it only after loading the
-        weights.
-        """
+        """Compiled form of the blocks, None if the kernels do not support them; access after loading the weights."""
         head = self.output_head
         if head is None or head.native is None:
             return None
@@ -132,7 +131,7 @@ class Decoder(nn.Module):
 
     @property
     def output_head(self) -> Linear | None:
-        """Matrix of `project`: the output head, or the token embedding in its place."""
+        """Linear of `project`: the output head, or the tied embedding's, which is None if it has no copy."""
         return self.embed.head if self.head is None else self.head
 
     @property
@@ -141,27 +140,25 @@ class Decoder(nn.Module):
         return 1 if self.native is not None or self.embed.device.type == "cuda" else 2
 
     def set_deterministic(self, deterministic: bool) -> None:
-        """Set whether the numbers of a token must not depend on the rest of the batch; they must not by default."""
+        """Set whether the bits of a token's results must be independent of the batch (the default)."""
         for module in self.modules():
             if isinstance(module, Linear | Embedding):
                 module.deterministic = deterministic
 
     def join(self, ranks: Ranks) -> None:
-        """Compute with other ranks from now on; `config` and the weights are those of this rank's part."""
+        """Connect to the other ranks of a tensor-parallel model, whose parts complete this one."""
         self.ranks = ranks
         for block in blocks_of(self):
             block.ranks = ranks
 
     def owns(self, cache: KVCache) -> KVCache:
-        """Prepare the decoder's own cache: with several ranks, a commit in this one is repeated in the others'."""
+        """Prepare the decoder's own cache: with several ranks, commits are repeated in the caches of the others."""
         if self.ranks is not None:
             cache.on_commit = self.ranks.commit
         return cache
 
     def rope_tables(self, device: torch.device, rope: RopeConfig | None = None) -> Rotation:
-        """Tables of cos and sin [positions, 1, rotated size] in the activations' dtype, of the main rotation unless
-        given.
-        """
+        """RoPE tables cos and sin [positions, 1, rotated size] in the activations' dtype, of the main RoPE if None."""
         rope = rope or self.config.rope
         found = self._tables.get(rope)  # not made in __init__, which may run on the meta device
         if found is None:
@@ -176,28 +173,24 @@ class Decoder(nn.Module):
         return cos.unsqueeze(1), sin.unsqueeze(1)
 
     def begin_rope_tables(self, device: torch.device) -> None:
-        """Compute the tables of all rotations in a thread while the weights are read: 0.1 s for 32,768 positions."""
+        """Compute all RoPE tables in a thread while the weights are read: 0.1 s for 32,768 positions."""
         maker = ThreadPoolExecutor(1, "rope")
         for rope in dict.fromkeys(rope for rope in self.config.ropes if rope is not None):
             self._tables[rope] = maker.submit(self._table, device, rope)
         maker.shutdown(wait=False)
 
     def rotations(self, positions: Tensor) -> list[Rotation | None]:
-        """Values of cos and sin [T, 1, rotated size] at `positions` [T] for each layer, None for a layer without
-        rotation.
-        """
+        """RoPE values cos and sin [T, 1, rotated size] of each layer at `positions` [T]; None for layers without it."""
         ropes = {rope for rope in self.config.ropes if rope is not None}
         found = {rope: rope_at(self.rope_tables(positions.device, rope), positions) for rope in ropes}
         return [None if rope is None else found[rope] for rope in self.config.ropes]
 
     def _query_scales(self, positions: Tensor) -> list[Tensor | None]:
-        """Factors [T, 1, 1] of queries at `positions` [T] for each layer, None for a layer whose queries are not
-        scaled.
-        """
+        """Factors [T, 1, 1] of each layer's queries at `positions` [T], None for a layer without scaled queries."""
         config = self.config
         if config.query_scale is None:
             return []
-        if self._growth is None:  # a table, as of rotations
+        if self._growth is None:  # a table, as for RoPE
             self._growth = query_scales(*config.query_scale, config.max_position, positions.device)
         found = self._growth[positions.clamp(max=config.max_position - 1)].view(-1, 1, 1)
         return [found if rope is None else None for rope in config.ropes]
@@ -243,7 +236,7 @@ class Decoder(nn.Module):
     def guess(
         self, read: Committed, cache: KVCache, limits: Sequence[int], sampling: Sampling, worth: Worth | None = None
     ) -> Guesses | None:
-        """Draft a chain, see `Compiled.guess`: one call in each rank; None if the compiled kernels cannot."""
+        """Draft chains, see `Compiled.guess`: one call in each rank; None if the compiled kernels do not support it."""
         if self.native is None or sampling.edited:
             return None
         if self.ranks is None:
@@ -256,9 +249,7 @@ class Decoder(nn.Module):
     def grow(
         self, read: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Draft trees, see `Compiled.grow`; None if the compiled kernels cannot, and with several ranks, which run each
-        level.
-        """
+        """Draft trees, see `Compiled.grow`; None if the compiled kernels do not support it, and with several ranks."""
         if self.native is None or sampling.edited or self.ranks is not None:
             return None
         return self.native.grow(read, cache, bounds, sampling)
@@ -273,7 +264,7 @@ class Decoder(nn.Module):
         return self.ranks.gather(own.to(torch.float32).contiguous(), columns.begins).to(own.dtype)
 
     def _logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
-        """Logits of this process's head, or the `wanted` ones of the whole vocabulary."""
+        """Logits of this process's output head, or the `wanted` range of the whole vocabulary."""
         head = self.output_head
         if wanted is not None and head is not None and head.out_features == len(wanted):
             wanted = None

@@ -1,4 +1,4 @@
-"""Facts of a mixture of experts, read from a `config.json`; `experts.py` computes with them."""
+"""Configuration of a mixture of experts, read from a `config.json`; `experts.py` has the module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN_WORK = 0.05  # time of a token's arithmetic as a share of the time to read
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """A router and many small MLPs in place of one, in some of the blocks.
+    """Configuration of the blocks with a router and many small MLPs in place of one.
 
     Attributes:
         count: experts of a block.
@@ -23,7 +23,7 @@ class ExpertConfig:
         normalised: the weights of the chosen experts sum to 1.
         layers: per layer, true if it has experts.
         shared: intermediate size of an expert that computes for every token, times a gate of its own; 0 for none.
-        bias: the router and the experts have biases.
+        bias: true if the router and the experts have biases.
         clamp: (gain, limit) of gpt-oss's activation, (min(limit, up) + 1) gate sigmoid(gain gate); None for the usual.
         sigmoid: an expert's score is the sigmoid of its logit, not its share in the softmax of all.
         choice_bias: a learned bias per expert, added to the scores by which experts are chosen, not to their weights.
@@ -56,14 +56,12 @@ class ExpertConfig:
 
     @property
     def router_outputs(self) -> int:
-        """Number of outputs of the router for a token: a logit for each expert, and one for the shared expert's
-        gate.
-        """
+        """Number of outputs of the router: a logit for each expert, and one for the shared expert's gate."""
         return self.count + (self.shared > 0 and self.shared_gate)
 
     def work(self, tokens: float) -> float:
-        """Cost of a forward of `tokens` tokens, in expert reads: the experts that the tokens choose, each
-        independently, and a share of `TOKEN_WORK` for each token's own arithmetic.
+        """Cost of a forward of `tokens` tokens in reads of an expert: the expected number of distinct experts, if
+        tokens choose independently, plus `TOKEN_WORK` of a read for the arithmetic of each chosen expert.
         """
         read = self.count * (1 - math.pow(1 - self.chosen / self.count, tokens))
         return read + TOKEN_WORK * self.chosen * tokens
@@ -86,7 +84,7 @@ def read_experts(
     layers: tuple[bool, ...],
     shared: int = 0,
 ) -> ExpertConfig:
-    """Facts of the experts in a `config.json`.
+    """Read the configuration of experts from a `config.json`.
 
     Args:
         count_keys: names of the number of experts in the family's files; the first one present counts.

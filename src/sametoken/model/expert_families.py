@@ -15,7 +15,7 @@ from sametoken.model.rope_config import Defaults
 from sametoken.model.window_config import CHUNKED, FULL, NO_WINDOW, SLIDING, layer_types, one_window, qwen_windows
 
 LOCAL_EXPERTS = ("num_local_experts", "num_experts")
-# Of gpt-oss, where a file states no rotation.
+# RoPE of gpt-oss for a file without one.
 GPT_OSS_ROPE = {
     "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
 }  # fmt: skip

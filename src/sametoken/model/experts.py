@@ -1,7 +1,7 @@
-"""A mixture of experts: a router sends each token to a few small MLPs, and only their weights are read.
+"""Mixture of experts: a router assigns each token to a few small MLPs, and only their weights are read.
 
 Each expert multiplies the rows of the tokens that chose it, and a token's results are added in the order of its own
-choices: its bits do not depend on which other tokens chose the same expert. Legend: T tokens of the whole batch,
+choices, so the bits of a token do not depend on other tokens with the same expert. Legend: T tokens of the whole batch,
 H hidden size, E experts, K chosen ones.
 """
 
@@ -19,7 +19,7 @@ from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import ACTIVATIONS, clamped, gated, in_parts
 from sametoken.model.linear import Linear
 
-LEAST_SUM = 1e-20  # of chosen weights, so that nothing is divided by 0
+LEAST_SUM = 1e-20  # added to the sum of chosen weights, to avoid division by 0
 VECTORS = 64  # float32 numbers that torch's elementwise functions take at once, on any processor
 
 
@@ -45,7 +45,7 @@ class Experts(nn.Module):
 
     Attributes:
         choice_bias: [E] added to the scores by which experts are chosen, None for no bias. Always float32: the
-            differences between experts are small beside the biases.
+            differences between experts are small compared to the biases.
     """
 
     float32 = ("choice_bias",)

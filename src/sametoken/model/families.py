@@ -40,7 +40,7 @@ def _qwen3(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _qwen3_vl(keys: Keys, plain: KnownFacts) -> Facts:
-    # Sections of a rotation by time, height and width (`mrope_section`) are one rotation where there is only text.
+    # RoPE in sections by time, height and width (`mrope_section`) is plain RoPE for text alone.
     return {**biases(keys), "qk_norm": True}
 
 
@@ -74,11 +74,11 @@ def _gemma3(keys: Keys, plain: KnownFacts) -> Facts:
 
 
 def _gemma3_vision(keys: Keys, plain: KnownFacts) -> Facts:
-    return {**_gemma3(keys, plain), "logits_cap": None}  # which the code around the decoder does not apply
+    return {**_gemma3(keys, plain), "logits_cap": None}  # not applied outside the decoder
 
 
 def _two_ropes(keys: Keys, plain: KnownFacts, types: list[str], defaults: Defaults) -> tuple[RopeConfig, ...]:
-    """Rotation of each layer in a family whose windowed layers have a rotation of their own."""
+    """RoPE of each layer in a family whose windowed layers have a different RoPE."""
     local = read_local_rope(keys, plain.head_dim, defaults)
     return tuple(local if kind == SLIDING else plain.rope for kind in types)
 

@@ -32,14 +32,14 @@ Facts = dict[str, Any]  # fields of `ModelConfig` in which a decoder differs fro
 
 
 class Family(NamedTuple):
-    """One family.
+    """Family of decoders.
 
-        Attributes:
-            defaults: values of absent keys.
-            differs: function from a file's keys to the differences from a plain decoder.
-            inner: of a model that reads images too, whose file states the decoder in its `text_config`: values of sizes
-    that such files leave out. None for other models.
-            inner_tie: of such a model, the decoder's own `tie_word_embeddings` counts, not that of the whole.
+    Attributes:
+        defaults: values of absent keys.
+        differs: function from a file's keys to the differences from a plain decoder.
+        inner: for multimodal models, whose files have the decoder in `text_config`: values of absent sizes. None for
+            other models.
+        inner_tie: true if the `tie_word_embeddings` of `text_config` applies, not that of the whole model.
     """
 
     defaults: Defaults

@@ -104,7 +104,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _storage(tensor: Tensor) -> tuple[Any, int]:
     """Identity of a tensor's storage, and the number of its bytes there."""
-    if tensor.layout is not torch.strided:  # oneDNN's own
+    if tensor.layout is not torch.strided:  # private to oneDNN
         return id(tensor), tensor.nbytes
     storage = tensor.untyped_storage()
     return storage._cdata, min(storage.nbytes(), tensor.nbytes)

@@ -1,4 +1,4 @@
-"""Latent attention (MLA): the cache holds one small vector for each token and layer, for any number of heads.
+"""Multi-head latent attention (MLA): the KV cache has one small vector per token and layer for all heads.
 
 A head's key is W_k c and its value W_v c, for the latent c of a token. Then q (W_k c) = (W_k^T q) c, and a sum of
 values is W_v times the same sum of latents: queries are multiplied by W_k^T before attention, its results by W_v after
@@ -23,7 +23,7 @@ from sametoken.model.rotary import apply_rope
 if TYPE_CHECKING:
     from sametoken.model.config import ModelConfig
 
-EPS = 1e-6  # of the norms here, whatever the model's is
+EPS = 1e-6  # epsilon of the norms here, independent of the model's
 ROWS = 16  # rows of one product with every head's matrix: a row's bits may depend on their number
 
 
@@ -65,8 +65,9 @@ class LatentAttention(nn.Module):
 
         Args:
             read: [T, hidden size].
-            rope: cos and sin [T, 1, rotated]. `interleaved`: pairs are adjacent.
-            attend: from queries [T, H, D] and keys [T, 1, D], which are the values too, to [T, H * D].
+            rope: cos and sin [T, 1, rotated].
+            interleaved: true if pairs are adjacent.
+            attend: from queries [T, H, D] and keys [T, 1, D], which are also the values, to [T, H * D].
         """
         latent = self.latent
         q = self.q(read if self.q_down is None or self.q_norm is None else self.q_norm(self.q_down(read)))

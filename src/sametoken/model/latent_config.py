@@ -1,4 +1,4 @@
-"""Facts of latent attention (MLA), read from a `config.json`; `latent.py` computes with them."""
+"""Configuration of latent attention (MLA), read from a `config.json`; `latent.py` has the module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.model.keys import MOST_HEADS, Keys
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Keys and values of all heads are products of one small vector, the latent; one rotated key serves all heads.
+    """Configuration of MLA: keys and values of all heads are products of a small vector, the latent, plus a RoPE key.
 
     Attributes:
         rank: size of the latent.
@@ -40,7 +40,7 @@ class LatentConfig:
 
 
 def read_latent(keys: Keys, heads: int) -> LatentConfig:
-    """Facts of latent attention from a `config.json` of DeepSeek.
+    """Read the configuration of latent attention from a `config.json` of DeepSeek.
 
     Raises:
         CheckpointError: a value is not a size, or there are fewer keys than queries.
@@ -62,7 +62,7 @@ def read_latent(keys: Keys, heads: int) -> LatentConfig:
 
 
 def score_scale(keys: Keys, latent: LatentConfig) -> float:
-    """Factor of the products of queries and keys: greater for a stretched rotation (YaRN's mscale)."""
+    """Factor of the products of queries and keys, which is greater for stretched RoPE (mscale of YaRN)."""
 
     scaling = keys.mapping("rope_scaling") or keys.mapping("rope_parameters")
     stated: Any = scaling.get("mscale_all_dim")

@@ -1,4 +1,4 @@
-"""Facts of the rotary embedding (RoPE), read from a `config.json`; `rotary.py` turns them into tables."""
+"""Configuration of RoPE, read from a `config.json`; `rotary.py` computes the tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding facts; `rotary.py` turns them into tables. Fields that a kind does not use keep their defaults.
+    """Configuration of RoPE. Fields that a kind does not use keep their defaults.
 
     Attributes:
         kind: one of ROPE_KINDS.
         theta: base of the frequencies.
         dim: rotated dimensions of a head, `head_dim * partial_rotary_factor`.
-        max_position: positions for which the whole model was made.
+        max_position: number of positions of the model.
         original_max_position: positions of pre-training, before scaling (llama3, yarn, longrope).
         factor: context stretch; for yarn and longrope, `max_position / original_max_position` if none is given.
         attention_factor: multiplies cos and sin (yarn, longrope); None means the kind's own formula.
@@ -57,12 +57,13 @@ class Defaults:
 
     Attributes:
         rope_names: the rotary kinds by their names in files.
-        absent_rope: the rotation of a file that states none.
+        absent_rope: RoPE of a file without one.
         partial_rotation: an absent `partial_rotary_factor`, None if the code does not read it.
-        local_theta: the key, if there is one, and the default of the base for layers with a window, if their rotation
-            differs from that of other layers; None if not.
+        local_theta: key, if there is one, and default of the base for layers with a window, if their RoPE differs;
+            None if not.
         head_key: key of the size of a head, or of its rotated part (DeepSeek).
-        tied: value of an absent `tie_word_embeddings`. `activation`: its key and the value of an absent one.
+        tied: value of an absent `tie_word_embeddings`.
+        activation: key of the activation, and the value of an absent one.
     """
 
     family: str
@@ -84,7 +85,7 @@ class Defaults:
 
 
 def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
-    """Rotation of all layers, or of those with full attention if the others have one of their own."""
+    """RoPE of all layers, or of those with full attention if the others differ."""
     scaling, stated = keys.mapping("rope_scaling"), keys.mapping("rope_parameters")
     if defaults.local_theta is not None:
         full = Keys(stated, "'rope_parameters' of config.json").mapping("full_attention")
@@ -100,7 +101,7 @@ def read_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
 
 
 def read_local_rope(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
-    """Rotation of layers with a window, in a family in which it differs from that of other layers."""
+    """RoPE of layers with a window, in a family in which it differs from that of other layers."""
     assert defaults.local_theta is not None
     key, absent = defaults.local_theta
     theta = absent if key is None else keys.number(key, absent)
@@ -142,7 +143,7 @@ def _read(keys: Keys, head_dim: int, defaults: Defaults) -> RopeConfig:
 def _rotated(keys: Keys, rope: Keys, head_dim: int, kind: str, defaults: Defaults) -> int:
     """Number of rotated dimensions of a head.
 
-    Only the code of Phi 3 and GLM reads `partial_rotary_factor`. The other families' plain rotation ignores it, and
+    Only the code of Phi 3 and GLM reads `partial_rotary_factor`. Plain RoPE of other families ignores it, and
     with a scaled one transformers itself cannot run such a file.
     """
     absent = defaults.partial_rotation

@@ -1,7 +1,7 @@
-"""Rotary position embedding: frequencies of every kind, tables of cos and sin, and the rotation itself.
+"""Rotary position embedding (RoPE): frequencies of every kind, tables of cos and sin, and their application.
 
 Formulas are those of `transformers.modeling_rope_utils`, in its order of float32 operations. Two of its choices depend
-on the length of a forward; here a token's rotation depends only on its position and the engine (`frequencies`).
+on the length of a forward; here, the angles of a token depend only on its position and the engine (`frequencies`).
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ def frequencies(rope: RopeConfig, max_seq_len: int, device: torch.device | str =
     """Radians per position, [dim / 2] float32, or [max_seq_len, dim / 2] where they differ by position (dynamic).
 
     Args:
-        rope: the facts.
+        rope: configuration.
         max_seq_len: the engine's context limit in tokens. Longrope takes its long factors if and only if this exceeds
             `original_max_position`, once per engine as vLLM does: transformers changes factors as the text grows, which
-            would leave keys of two rotations in one cache.
+            would mix keys with different factors in one cache.
         device: of the result.
 
     Dynamic NTK stretches by the token's own position, `max(position + 1, max_position)`: equal to transformers up to
@@ -113,19 +113,18 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """Tables of cos and sin that a decoder indexes by position, once per forward.
 
-    A table, not cos(position * frequency) in each forward: vectorised cos may give an element other bits beside other
-    neighbours.
+    Cosines are not computed in each forward, since the bits of a vectorised cos may depend on neighbouring elements.
 
     Args:
         rope: the facts.
         max_seq_len: the engine's context limit in tokens: positions 0 .. max_seq_len - 1 have a row.
         device: of the tables.
-        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does, or not rounded if the
-            rotation is `wide`.
+        dtype: the activations' dtype; computed in float32 and rounded once, as transformers does, or not rounded if
+            `rope` is `wide`.
 
     Returns:
-        cos and sin, each [max_seq_len, dim]. The sine of a pair's first member is negated: the sign of the rotation
-        lives in the table, where it costs nothing per layer.
+        cos and sin, each [max_seq_len, dim]. The sine of a pair's first member is negated, which saves the negation in
+        each layer.
     """
     positions = torch.arange(max_seq_len, device=device).float().unsqueeze(1)
     angles = positions * frequencies(rope, max_seq_len, device)
@@ -141,18 +140,19 @@ def query_scales(floor: float, gain: float, max_seq_len: int, device: torch.devi
     position / floor (Llama 4's attention temperature).
 
     Args:
-        floor: tokens. `gain`: of the logarithm.
+        floor: number of tokens without scaling.
+        gain: factor of the logarithm.
     """
     positions = torch.arange(max_seq_len, device=device).float()
     return torch.log1p(torch.floor((positions + 1) / floor)) * gain + 1
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False) -> Tensor:
-    """Rotate the first `dim` dimensions of every head and pass the others through.
+    """Apply RoPE to the first `dim` dimensions of every head; the others are unchanged.
 
     Args:
         x: [T, heads, head_dim]; queries and keys side by side need one call.
-        cos, sin: [T, 1, dim] rows of `rope_tables`; if of a wider dtype than x, the rotation is computed in that dtype.
+        cos, sin: [T, 1, dim] rows of `rope_tables`; if of a wider dtype than x, RoPE is computed in that dtype.
         interleaved: pairs are adjacent, otherwise `dim / 2` apart (rotate-half); must match the tables.
     """
     if fused(x) and cos.dtype == x.dtype:
@@ -171,9 +171,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False
 
 
 def rope_at(tables: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of rotary tables at `positions`; positions of padding and lookahead past the end get the last row, which is
-    unused.
-    """
+    """Rows of RoPE tables at `positions`; positions of padding and lookahead past the end get the last, unused row."""
     cos, sin = tables
     at = positions.clamp(max=cos.shape[0] - 1)
     return cos[at], sin[at]

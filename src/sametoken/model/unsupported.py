@@ -1,4 +1,4 @@
-"""Contents of a config.json that are not supported (yet): tables, and the lookup that turns a row into a sentence.
+"""Tables of unsupported contents of a config.json, and their conversion to error messages.
 
 A line leaves its table when the code can load its subject. Names are those of transformers' model and quantiser code.
 """

@@ -18,7 +18,7 @@ from sametoken.model.formats.packing import TILE, WIDTH, nibbles, packed_weight,
 from sametoken.model.formats.search import best_scale, rounded_by_rows, scaled
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
-# little often costs less than rounding the rest more coarsely.
+# little often costs less than rounding all other weights more coarsely.
 TRIED = tuple(1.04 - step / 25 for step in range(7))
 
 

@@ -12,7 +12,7 @@ from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.formats.base import UnpackedWeight
 
 PART = 1 << 17  # numbers that a thread rounds at once: intermediate results stay in a core's own cache
-CHUNK = 1 << 20  # numbers that are searched at once, so that candidates stay small beside the weight
+CHUNK = 1 << 20  # numbers searched at once, so that candidates stay small compared to the weight
 
 Nearest = Callable[[Tensor], Tensor]  # nearest values of codes to scaled weights, same shape
 
