@@ -32,7 +32,7 @@ from sametoken.kernels.cpu.structures import (
 )
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.block import Block
-from sametoken.model.compiled_guesses import Committed, Guesses, Market, TreeBounds
+from sametoken.model.compiled_guesses import Committed, Guesses, PricedGuesses, TreeBounds
 from sametoken.model.compiled_layers import ACTIVATIONS, LANES, experts_of, layer_of, linears_of, packed
 from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm, capped
@@ -172,14 +172,14 @@ class Compiled:
             worth: value of guesses, which ends rows where guesses do not pay and adds siblings where they do; None
                 for the full `limits` in every row.
         """
-        levels, market = max(limits), None if worth is None else Market(worth, limits)
+        levels, costed = max(limits), None if worth is None else PricedGuesses(worth, limits)
         with self._reading(committed, sampling) as (feed, draw):
-            nbytes, priced = (self._nbytes, self._head.nbytes), None if market is None else market.struct
+            nbytes, priced = (self._nbytes, self._head.nbytes), None if costed is None else costed.struct
             found = self._kernels.guess(
                 self._model, self._pages(cache), feed, self._output, draw, priced, levels, nbytes
             )
         self._raise()
-        return Guesses(*found) if market is None else Guesses(*found, market.ended, market.tree)
+        return Guesses(*found) if costed is None else Guesses(*found, costed.ended, costed.tree)
 
     def grow(
         self, committed: Committed, cache: KVCache, bounds: TreeBounds, sampling: Sampling

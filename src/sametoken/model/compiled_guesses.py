@@ -73,7 +73,7 @@ class Guesses(NamedTuple):
     tree: tuple[Tensor, Tensor] | None = None
 
 
-class Market:
+class PricedGuesses:
     """Structure of guesses' values and costs for the kernels, with their results."""
 
     def __init__(self, worth: Worth, limits: Sequence[int]) -> None:

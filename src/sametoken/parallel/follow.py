@@ -109,16 +109,16 @@ class FollowingRank:
             for name, model in wanted._asdict().items():
                 if model is not None:
                     directory = _directory(name, model)
-                    group.say(name, model_digest(directory))
+                    group.publish(name, model_digest(directory))
                     found.append(_load(model, directory, group.place))
         except SametokenError as error:
             for name in wanted._fields:
-                group.say(name, "")
-            group.say("loaded", str(error))
+                group.publish(name, "")
+            group.publish("loaded", str(error))
             raise RefusedError(str(error)) from error
         for decoder in found:
             decoder.join(self)
-        group.say("loaded", "")
+        group.publish("loaded", "")
         return found
 
 
@@ -190,7 +190,7 @@ def follow(place: RankPlace) -> int:
             torch.set_num_threads(max(1, torch.get_num_threads() // group.sharing))
         FollowingRank(group).run()
     except RefusedError as error:
-        if not _said_by_rank_0(group) or place.own_terminal:
+        if not _ended_by_rank_0(group) or place.own_terminal:
             _say(place, error)
         return 1
     except SametokenError as error:
@@ -199,13 +199,13 @@ def follow(place: RankPlace) -> int:
     return 0
 
 
-def _said_by_rank_0(group: RankGroup) -> bool:
+def _ended_by_rank_0(group: RankGroup) -> bool:
     """Wait until rank 0, which prints the reason, has ended; return True if rank 0 published an end message.
 
     If this rank ended first, the launcher might kill rank 0 before it prints.
     """
     try:
-        group.hear(ENDED, 0, REPEAT_S)
+        group.wait_for(ENDED, 0, REPEAT_S)
         group.receive()
     except EngineError:  # rank 0 has ended
         return True

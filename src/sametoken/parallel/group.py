@@ -22,11 +22,11 @@ from torch import Tensor
 from sametoken.errors import EngineError, SametokenError
 from sametoken.kernels.cpu.variant import library
 from sametoken.parallel.gloo import Gloo, Transport, first_line
-from sametoken.parallel.meeting import MEET_S, Meeting
+from sametoken.parallel.heartbeats import BEAT_S, SILENT_S, Heartbeats
+from sametoken.parallel.meeting import MEET_S, Rendezvous
 from sametoken.parallel.messages import read
 from sametoken.parallel.place import RankPlace
 from sametoken.parallel.shared import MEMORY_SWITCH, SharedMemory
-from sametoken.parallel.signs import BEAT_S, SILENT_S, SignsOfLife
 from sametoken.runtime.ranks import NativeExchange
 
 LOG = logging.getLogger("sametoken")
@@ -35,8 +35,8 @@ ENDED = "ended"  # key of rank 0's end message
 HEADER, SMALL = 8, 4096  # bytes of the length of a message, and of a message that takes one transfer
 
 
-class RankGroup(Meeting):
-    """Connected ranks of one target, see `Meeting`.
+class RankGroup(Rendezvous):
+    """Connected ranks of one target, see `Rendezvous`.
 
     Attributes:
         on_failure: called once, by the thread that detects the failure of the group.
@@ -53,7 +53,7 @@ class RankGroup(Meeting):
         self._forwards, self._closing = 0, threading.Event()
         self._gloo: Gloo | None = None
         self._memory: SharedMemory | None = None
-        self._signs: SignsOfLife | None = None
+        self._heartbeats: Heartbeats | None = None
         self._small = torch.zeros(SMALL, dtype=torch.uint8)
         self._failing = threading.Lock()
         self._waiting = False  # time waited for other ranks in collectives
@@ -93,12 +93,12 @@ class RankGroup(Meeting):
         self._waiting = False
         if self._one_host:
             self._share()
-        self._signs = SignsOfLife(self.place, self._store.clone(), lambda: self.lost(), self._fail, self._hangs)
+        self._heartbeats = Heartbeats(self.place, self._store.clone(), lambda: self.lost(), self._fail, self._hangs)
 
     def _share(self) -> None:
         """Set up shared memory between the ranks of one host, if all ranks support it."""
         kernels, rank, made = library(), self.place.rank, None
-        description = self.hear("memory", 0, MEET_S) if rank else None
+        description = self.wait_for("memory", 0, MEET_S) if rank else None
         reason = "" if description != "" else "rank 0 has none"
         try:
             if not reason and kernels is not None and os.environ.get(MEMORY_SWITCH) != "off":
@@ -108,13 +108,13 @@ class RankGroup(Meeting):
         except OSError as error:
             reason = str(error)
         if rank:
-            self.say("mapped", reason)
-            if self.hear("shared", 0, MEET_S):
+            self.publish("mapped", reason)
+            if self.wait_for("shared", 0, MEET_S):
                 self._memory = made
             return
-        self.say("memory", "" if made is None else made.description)
-        found = [reason, *(self.hear("mapped", other, MEET_S) for other in range(1, self.place.size))]
-        self.say("shared", "" if any(found) else "yes")
+        self.publish("memory", "" if made is None else made.description)
+        found = [reason, *(self.wait_for("mapped", other, MEET_S) for other in range(1, self.place.size))]
+        self.publish("shared", "" if any(found) else "yes")
         if made is not None:
             made.mapped()
             self._memory = None if any(found) else made
@@ -246,6 +246,6 @@ class RankGroup(Meeting):
         """
         self._closing.set()
         self._stop(hangs=False)
-        if self._signs is not None:
-            self._signs.end()
-        self._gloo = self._signs = self._store = self._server = None
+        if self._heartbeats is not None:
+            self._heartbeats.end()
+        self._gloo = self._heartbeats = self._store = self._server = None

@@ -77,7 +77,7 @@ class Lead:
         self.group.send(models)
         for key, wanted, digest in zip(models._fields, models, digests, strict=False):
             for rank in range(1, self.place.size):
-                if wanted and (found := self.group.hear(key, rank, LOAD_S)) not in (digest, ""):
+                if wanted and (found := self.group.wait_for(key, rank, LOAD_S)) not in (digest, ""):
                     raise ConfigError(
                         f"rank {rank} has other files of {wanted.model} than rank 0 (digests {found[:12]} and "
                         f"{digest[:12]}); copy the same checkpoint to all hosts"
@@ -86,7 +86,7 @@ class Lead:
     def loaded(self) -> None:
         """Wait until all ranks have loaded their weights. Raises ConfigError with the error of a rank."""
         for rank in range(1, self.place.size):
-            if words := self.group.hear("loaded", rank, LOAD_S):
+            if words := self.group.wait_for("loaded", rank, LOAD_S):
                 raise ConfigError(f"rank {rank}: {words}")
 
     def hold(self, cache: Cache) -> None:
@@ -138,7 +138,7 @@ def _close(
     if idle and group.failure is None and group.connected:
         group.lost = lambda: None  # their end is expected
         with suppress(EngineError, RuntimeError):
-            group.say(ENDED, "")
+            group.publish(ENDED, "")
             group.send(End())
     group.close()
     end = time.monotonic() + (LAST_S if idle and group.connected else 0.0)

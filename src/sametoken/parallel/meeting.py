@@ -28,7 +28,7 @@ MEET_S = 25.0  # until all ranks have connected
 PARTING_S = JOIN_S + 2.0  # time limit of rank 0 for the last messages of the others
 
 
-class Meeting:
+class Rendezvous:
     """Ranks of one target during and after their rendezvous.
 
     Args:
@@ -85,7 +85,7 @@ class Meeting:
         place, store = self.place, self._store
         if place.rank == 0:
             store.set("challenge/0", secrets.token_hex(16))
-        challenge = self.hear("challenge", 0, MEET_S)
+        challenge = self.wait_for("challenge", 0, MEET_S)
         about = self._facts, self._check, own_cores(), proof(self.key, challenge, place.rank)
         store.set(f"about/{place.rank}", json.dumps(about))
         for rank in range(place.size):
@@ -115,11 +115,11 @@ class Meeting:
 
     # Messages other than forwards, which are rare.
 
-    def say(self, key: str, text: str) -> None:
+    def publish(self, key: str, text: str) -> None:
         """Publish a text under a key, for all ranks."""
         self._store.set(f"{key}/{self.place.rank}", text)
 
-    def said(self, key: str) -> dict[int, str]:
+    def published(self, key: str) -> dict[int, str]:
         """Texts that ranks have published so far. Raises EngineError if rank 0 has ended and the store with it."""
         try:
             found = [rank for rank in range(self.place.size) if self._store.check([f"{key}/{rank}"])]
@@ -131,7 +131,7 @@ class Meeting:
         """Store for torch.distributed that all ranks share, on a separate connection."""
         return DIST.PrefixStore(name, self._store.clone())
 
-    def hear(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
+    def wait_for(self, key: str, rank: int, seconds: float = FOREVER.total_seconds()) -> str:
         """Wait for the text of a rank. Raises EngineError if the rank is lost, SametokenError after `seconds`."""
         self._wait(f"{key}/{rank}", rank, seconds, f"did not answer ({key})")
         return str(self._store.get(f"{key}/{rank}").decode())

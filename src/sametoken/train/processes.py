@@ -100,7 +100,7 @@ class Processes:
         if self._group.failure is not None:
             return _named(self._group.failure)
         try:
-            for rank, reason in self._group.said(ENDED).items():
+            for rank, reason in self._group.published(ENDED).items():
                 if rank != self.place.rank:
                     return f"rank {rank} of {self.place.size} has ended: {reason}"
         except EngineError as error:
@@ -124,15 +124,15 @@ class Processes:
 
     def _tell(self, key: str, words: str) -> None:
         with suppress(RuntimeError):  # the store is lost
-            self._group.say(key, words)
+            self._group.publish(key, words)
 
     def _leave(self) -> None:
         """Close the connections; on rank 0 after a limited wait for the others to read an error."""
         self._watcher.join()
         end = time.monotonic() + LEAVES_S
         with suppress(SametokenError):
-            while self.place.rank == 0 and time.monotonic() < end and self._group.said(ENDED):
-                if len({*self._group.said(ENDED), *self._group.said(LEARNED)}) == self.place.size:
+            while self.place.rank == 0 and time.monotonic() < end and self._group.published(ENDED):
+                if len({*self._group.published(ENDED), *self._group.published(LEARNED)}) == self.place.size:
                     break
                 time.sleep(LOOKS_S)
         self._group.close()

@@ -12,7 +12,7 @@ from sametoken.parallel.place import RankPlace
 BEAT_S, SILENT_S = 0.5, 6.0  # between heartbeats; limit without one, after which a rank counts as hanging
 
 
-class SignsOfLife:
+class Heartbeats:
     """Two threads of a rank: one exchanges heartbeats, which may block on the store, and the other checks them.
 
     Args:
@@ -32,7 +32,7 @@ class SignsOfLife:
         hangs: Callable[[int], object],
     ) -> None:
         self._place, self._store, self._lost, self._fail, self._hangs = place, store, lost, fail, hangs
-        self._signs: list[bytes] = [b""] * place.size
+        self._beats: list[bytes] = [b""] * place.size
         self._ending = threading.Event()
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._poll, self._watch)]
         for thread in self._threads:
@@ -51,20 +51,20 @@ class SignsOfLife:
         while not self._ending.wait(BEAT_S):
             try:
                 self._store.set(names[self._place.rank], str(time.monotonic_ns()))
-                self._signs = [self._store.get(each) if self._store.check([each]) else b"" for each in names]
+                self._beats = [self._store.get(each) if self._store.check([each]) else b"" for each in names]
             except RuntimeError:
                 self._fail("rank 0 has ended" if self._place.rank else "the launcher's store has ended")
                 return
 
     def _watch(self) -> None:
         """Check heartbeats. The store is in rank 0: if the store does not answer, rank 0 is hanging."""
-        last, silent, before = self._signs, [0.0] * self._place.size, time.monotonic()
+        last, silent, before = self._beats, [0.0] * self._place.size, time.monotonic()
         while not self._ending.wait(BEAT_S):
             if (lost := self._lost()) is not None:
                 self._fail(lost)
                 return
             # Time in which this process itself was suspended counts little: the others may have been suspended too.
-            now, found = time.monotonic(), self._signs
+            now, found = time.monotonic(), self._beats
             passed, before = min(now - before, 2 * BEAT_S), now
             for rank in range(self._place.size):
                 moved = found[rank] != last[rank] if found is not last else rank > 0
