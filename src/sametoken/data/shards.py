@@ -26,9 +26,9 @@ def shard(file: Path, directory: Path, lines: int, *, number: bool = True) -> li
         lines: most lines of a shard.
         number: set `conversation_id` of rows without id to their number in the file.
 
-        Raises:
-            ConfigError: the directory contains .jsonl files.
-            DataError: the file cannot be read, or a shard cannot be written.
+    Raises:
+        ConfigError: the directory contains .jsonl files.
+        DataError: the file cannot be read, or a shard cannot be written.
     """
     if found := sorted(directory.glob("*.jsonl")):
         raise ConfigError(f"{found[0]} is there already; expected a directory without .jsonl files")
@@ -61,9 +61,9 @@ def combine(directory: Path, output: Path) -> tuple[int, int]:
     Returns:
         Number of files read and of lines written.
 
-        Raises:
-            ConfigError: there is nothing to combine, or the output exists.
-            DataError: a file cannot be read or written.
+    Raises:
+        ConfigError: there is nothing to combine, or the output exists.
+        DataError: a file cannot be read or written.
     """
     files = [file for file in sorted(directory.glob("*.jsonl")) if not file.name.endswith(".failed.jsonl")]
     if not files:

@@ -43,8 +43,8 @@ def write_head(
         force: write into a directory with other files, which stay.
         stored: format of quantised linears, None for plain ones.
 
-        Returns:
-            Advice for serving the head.
+    Returns:
+        Advice for serving the head.
 
     Raises:
         UnsupportedModelError: the engine does not support a part of the head.

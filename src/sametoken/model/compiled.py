@@ -235,9 +235,7 @@ class Compiled:
         return found
 
     def logits(self, last: Tensor, wanted: range | None = None) -> Tensor:
-        """Logits [R, outputs] in float32 from rows of the last block's output [R, H]; `wanted`: some outputs, None for
-        all.
-        """
+        """Logits [R, outputs] float32 of the last block's output [R, H]; `wanted`: range of outputs, None for all."""
         norm = None if self._norm is None else (self._norm.weight, self._norm.eps, self._norm.shift)
         scores = self._kernels.linear(self._head, last, torch.float32, norm, wanted)
         scores = scores if self._parts.scale == 1 else scores * self._parts.scale

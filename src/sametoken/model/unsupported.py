@@ -1,6 +1,6 @@
 """Tables of unsupported contents of a config.json, and their conversion to error messages.
 
-A line leaves its table when the code can load its subject. Names are those of transformers' model and quantiser code.
+A line is removed when its content is supported. Names are those of transformers' model and quantiser code.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Gloo:
         self._gloo.set_timeout(FOREVER)
 
     def send(self, data: Tensor) -> None:
-        """Implement `Transport`."""
+        """Implement `Transport.send`."""
         self._gloo.broadcast([data]).wait()
 
     def all(self, own: Tensor) -> Tensor:
@@ -100,14 +100,14 @@ class Gloo:
         return parts
 
     def sum(self, partial: Tensor) -> None:
-        """Implement `Transport`."""
+        """Implement `Transport.sum`."""
         parts = self.all(partial)
         torch.add(parts[0], parts[1], out=partial)
         for part in parts[2:]:
             partial += part
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """Implement `Transport`."""
+        """Implement `Transport.gather`."""
         rank, size, options = self._place.rank, self._place.size, DIST.GatherOptions()
         widths = [end - begin for begin, end in pairwise(begins)]
         padded = own.new_empty(own.shape[0], max(widths))

@@ -72,7 +72,7 @@ class RankGroup(Rendezvous):
 
     @property
     def native(self) -> NativeExchange | None:
-        """Implement `Transport`."""
+        """Implement `Transport.native`."""
         return self.transport.native
 
     def connect(self) -> None:
@@ -154,11 +154,11 @@ class RankGroup(Rendezvous):
     # A forward.
 
     def sum(self, partial: Tensor) -> None:
-        """Implement `Ranks`."""
+        """Implement `Ranks.sum`."""
         self._collective(lambda way: way.sum(partial.view(-1)))
 
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """Implement `Ranks`."""
+        """Implement `Ranks.gather`."""
         found: list[Tensor] = []
         self._collective(lambda way: found.append(way.gather(own, begins, everywhere=False)))
         if self.failure is not None:
@@ -166,13 +166,13 @@ class RankGroup(Rendezvous):
         return found[0]
 
     def share(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """Implement `Ranks`."""
+        """Implement `Ranks.share`."""
         found = [own.new_zeros(own.shape[0], begins[-1])]  # if a rank is lost
         self._collective(lambda way: found.append(way.gather(own, begins, everywhere=True)))
         return found[-1]
 
     def end(self, last: Tensor) -> None:
-        """Implement `Ranks`."""
+        """Implement `Ranks.end`."""
         self._forwards += 1
         if self._check and self.failure is None:
             self._compare(last)

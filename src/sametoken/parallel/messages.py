@@ -77,7 +77,7 @@ class Changes(NamedTuple):
 
 
 class Forward(NamedTuple):
-    """Forward of a model: tokens and their places."""
+    """Message to run a forward of a model: tokens and their places."""
 
     model: int
     changes: Changes
@@ -97,7 +97,7 @@ class Draws(NamedTuple):
 
 
 class ChainsOfGuesses(NamedTuple):
-    """Drafting of chains, see `Decoder.guess`: all ranks draw equal tokens."""
+    """Message to draft chains, see `Decoder.guess`: all ranks draw equal tokens."""
 
     model: int
     changes: Changes
@@ -109,7 +109,7 @@ class ChainsOfGuesses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Computation of a model's logits from hidden states [R, H], given as bytes."""
+    """Message to compute a model's logits from hidden states [R, H], given as bytes."""
 
     model: int
     last: bytes

@@ -63,7 +63,7 @@ class LeadingRank:
 
     @property
     def native(self) -> NativeExchange | None:
-        """Implement `Ranks`."""
+        """Implement `Ranks.native`."""
         return self._group.native
 
     def begin(self, tokens: Tensor, view: View) -> None:
@@ -96,7 +96,7 @@ class LeadingRank:
         self._group.send(Scores(self._model, last.contiguous().view(torch.uint8).numpy().tobytes()))
 
     def gather(self, own: Tensor, begins: Sequence[int]) -> Tensor:
-        """Implement `Ranks`."""
+        """Implement `Ranks.gather`."""
         found = self._group.gather(own, begins)
         self._sending.turn.release()
         return found

@@ -68,17 +68,17 @@ class SharedMemory:
         os.close(self._file)
 
     def send(self, data: Tensor) -> None:
-        """Implement `Transport`."""
+        """Implement `Transport.send`."""
         self._kernels.send(self._exchange, data)
 
     def sum(self, partial: Tensor) -> None:
-        """Implement `Transport`."""
+        """Implement `Transport.sum`."""
         self._kernels.sum(self._exchange, partial)
 
     def gather(self, own: Tensor, begins: Sequence[int], *, everywhere: bool) -> Tensor:
-        """Implement `Transport`."""
+        """Implement `Transport.gather`."""
         return self._kernels.gather(self._exchange, own, begins, everywhere=everywhere)
 
     def stop(self, *, hangs: bool) -> None:
-        """Implement `Transport`."""
+        """Implement `Transport.stop`."""
         self._exchange.stopped = 1

@@ -38,9 +38,9 @@ def read_items(file: str, option: str) -> list[PromptItem]:
     Args:
         option: option that named the file, for messages.
 
-        Raises:
-            ConfigError: the file cannot be read or is empty.
-            RequestError: a line is not a prompt; the message has its number.
+    Raises:
+        ConfigError: the file cannot be read or is empty.
+        RequestError: a line is not a prompt; the message has its number.
     """
     return parse_items(read_entries(file, option))[1]
 

@@ -106,7 +106,7 @@ class Replica:
         return said
 
     async def ended(self) -> str:
-        """Wait for the end of the process; return a message about its cause."""
+        """Wait for the end of the process; return a message with the cause."""
         assert self._process is not None
         code = await self._process.wait()
         how = f"with exit code {code}" if code >= 0 else f"by signal {-code}"

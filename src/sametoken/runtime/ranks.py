@@ -101,7 +101,7 @@ class Ranks(Protocol):
         """Compare the result of all ranks: `last` [T, H] of a forward, or draft chains [B, N].
 
         Raises:
-            EngineError: a rank is gone or computed something else.
+            EngineError: a rank is lost or computed something else.
         """
         ...
 
@@ -117,7 +117,7 @@ class Ranks(Protocol):
             begins: see `Columns`.
 
         Raises:
-            EngineError: a rank is gone.
+            EngineError: a rank is lost.
         """
         ...
 

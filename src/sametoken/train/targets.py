@@ -33,7 +33,7 @@ BatchSource = Callable[[Sequence[int], Sequence[Tensor]], Features]  # features 
 
 
 def one_by_one(source: Source) -> BatchSource:
-    """The features of several samples, each read by itself."""
+    """Source of batches that reads one sample at a time."""
 
     def read(samples: Sequence[int], documents: Sequence[Tensor]) -> Features:
         found = [source(sample, tokens) for sample, tokens in zip(samples, documents, strict=True)]

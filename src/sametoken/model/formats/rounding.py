@@ -26,12 +26,12 @@ ROUNDING = 1 << 21  # half of the last bit of such a mantissa, in the bits of a 
 
 
 class Rounding(NamedTuple):
-    """A way to round a weight [out, in] in float32.
+    """Quantiser of a weight [out, in] in float32 to a format.
 
     Attributes:
-        round: from the weight, the group and mean squared inputs [in], or None if unknown.
-        group: inputs that share a scale; None for a row. Rows are whole groups.
-        bits: of a code.
+        round: function of the weight, the group size, and the mean squared inputs [in] or None.
+        group: number of inputs that share a scale, which divides the inputs; None for a whole row.
+        bits: bits of a code.
     """
 
     round: Callable[[Tensor, int, Tensor | None], Coded]

@@ -81,7 +81,7 @@ def features(states: Tensor) -> Features:
 
 
 class Extracted(NamedTuple):
-    """Numbers of shards: written by this run, total of its part, and missing in other parts."""
+    """Result of an extraction: shards written by this run, shards of its part, and missing shards of other parts."""
 
     written: int
     own: int

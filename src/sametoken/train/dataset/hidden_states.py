@@ -165,7 +165,7 @@ def read_spec(file: Path) -> HiddenSpec:
     """Read the manifest of hidden states.
 
     Raises:
-        DataError: it is damaged or of another version.
+        DataError: the manifest is damaged or of another version.
     """
     found = read_object(file)
     try:
