@@ -17,9 +17,9 @@ FOLDERS = {kind.drafts.partition(":")[0].rpartition(".")[0] for kind in kinds.ki
 OWN = {*FOLDERS, "sametoken.heads.eagle", "sametoken.drafters.kinds"}
 # A mode of `sametoken train` that is a common word too.
 NAMES = {kind.name for kind in kinds.kinds()} | set(kinds.aliases("train")) - {"draft"}
-# The fields `prediction` and `suffix` of a request, which are spelled like a kind.
+# The fields `prediction` and `suffix` of a request, which are spelled like a kind, and the mark of a text after a gap.
 FIELDS = {("sametoken.engine.llm_requests", "prediction"), ("sametoken.server.replies", "prediction"),
-          ("sametoken.server.schema", "prediction"),
+          ("sametoken.server.schema", "prediction"), ("sametoken.checkpoint.gguf.tokenizer", "suffix"),
           ("sametoken.server.llama.infill", "suffix"), ("sametoken.server.schema", "suffix")}  # fmt: skip
 
 

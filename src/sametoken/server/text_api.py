@@ -139,9 +139,20 @@ class TextApi(Api):
         Args:
             keep: callback that receives the response, see `ReplyHead`.
         """
-        if (made := await self._made(request, asked)) is None:
-            return None
         worker = self._worker
+        worker.admit(asked.sequences)
+        try:
+            work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
+            if work is not None:
+                made = await unless_gone(request.receive, aside(work, self._prompts.make, asked))
+            elif request.state.is_long:
+                made = await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
+            else:  # the event loop makes only those of a short prompt
+                made = self._prompts.make(asked)
+        except RequestError as error:
+            raise refused(error, asked.fields) from error
+        if made is None:
+            return None
         job = worker.take(made.requests)
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
@@ -159,8 +170,10 @@ class TextApi(Api):
     async def _search(self, api: ApiFormat, request: Request, body: Any, asked: TextRequest) -> Response:
         """The answer to a request for the likeliest outputs."""
         assert asked.beams is not None
-        worker, made = self._worker, await self._made(request, asked)
+        worker = self._worker
+        worker.admit(asked.sequences)
         try:
+            made = await unless_gone(request.receive, aside(asked.work or SideWork.TEXT, self._prompts.make, asked))
             done = [] if made is None else await search(worker, made.requests, asked.beams, request.receive)
         except Exception as error:
             raise worded(error, asked.fields, worker.config.request_timeout) from error
@@ -173,19 +186,6 @@ class TextApi(Api):
         id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
         head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
         return api.words(body, Source(head, self._tokenizer, made.requests, made.reader))
-
-    async def _made(self, request: Request, asked: TextRequest) -> Made | None:
-        """The engine's requests for an admitted request; None if the client disconnects before its prompt is made."""
-        self._worker.admit(asked.sequences)
-        try:
-            work = asked.work or (None if self._tokenizer.is_quick else SideWork.TEXT)
-            if work is not None:
-                return await unless_gone(request.receive, aside(work, self._prompts.make, asked))
-            if request.state.is_long:
-                return await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
-            return self._prompts.make(asked)  # of a short prompt, on the event loop
-        except RequestError as error:
-            raise refused(error, asked.fields) from error
 
     def _in_history(self, body: ResponsesRequest) -> tuple[TextRequest, Keep | None]:
         """Request continued from the body's previous response, and the callback that stores the new response."""
