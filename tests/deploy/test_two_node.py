@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -191,7 +192,11 @@ def test_a_signal_before_the_server_answers_ends_the_ranks(
     monkeypatch.setenv("OUT", str(out))
     script = f"trap 'echo ended > $OUT; exit 1' TERM; kill -{name} $PPID; while :; do sleep 0.05; done"
     command(tmp_path, "mpirun", script, monkeypatch)
-    assert deploy(replace(PLAN, port=9), lambda words: None) == code
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, under which tests may run, ignores it
+    try:
+        assert deploy(replace(PLAN, port=9), lambda words: None) == code
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert out.read_text() == "ended\n"
 
 
