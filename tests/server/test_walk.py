@@ -153,11 +153,17 @@ def calls_on_loop(server: Running, path: str, tokens: int) -> tuple[Counter[str]
     return calls, events
 
 
+def calls_for_an_event(server: Running, path: str) -> dict[str, float]:
+    """Calls of each function of the package on the event loop, for one more event of a stream."""
+    (few, less), (many, more) = (calls_on_loop(server, path, tokens) for tokens in (8, 40))
+    grown = {name: many[name] - few[name] for name in many}
+    return {name: calls / (more - less) for name, calls in grown.items() if calls >= (more - less) / 2}
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_an_event_costs_few_calls(served: Running, path: str) -> None:
     calls_on_loop(served, path, 8)
-    (few, less), (many, more) = (calls_on_loop(served, path, tokens) for tokens in (8, 40))
-    grown = {name: many[name] - few[name] for name in many}
-    each = {name: calls / (more - less) for name, calls in grown.items() if calls >= (more - less) / 2}
+    # A loop that falls behind joins tokens in one event, and its counts vary: the least of five tries is the cost.
+    each = min((calls_for_an_event(served, path) for _ in range(5)), key=lambda each: sum(each.values()))
     print(sum(each.values()), each)
     assert 10 < sum(each.values()) <= MOST_CALLS
