@@ -106,7 +106,7 @@ def ours(kernels: Library, name: str) -> tuple[Pass, int]:
         packed = FOREIGN[name]().pack(None)
     else:
         rule = FORMATS.get(name)
-        packed = pack_bfloat16(weight, None) if rule is None else rule.pack(rule.quantise(weight), INPUTS, None)
+        packed = pack_bfloat16(weight, None) if rule is None else rule.pack(weight, None)
     weights = copies(packed)
 
     def run(rows: Tensor) -> None:

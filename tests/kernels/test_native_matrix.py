@@ -90,8 +90,8 @@ def test_numbers_below_the_normal_range_count_as_zero_with_and_without_tiles(uni
 def test_integers_have_the_bits_of_plain_torch_for_any_number_of_rows(unit: Library, shape: tuple[int, int]) -> None:
     rule, x = FORMATS["int8"], randn(300, shape[1])
     x[7] = 0
-    stored, bias = rule.quantise(randn(*shape, seed=1)), randn(shape[0], seed=2)
-    expected, packed = rule.linear(x, stored) + bias.float(), rule.pack(stored, shape[1], bias)
+    weight, bias = randn(*shape, seed=1), randn(shape[0], seed=2)
+    expected, packed = rule.linear(x, rule.quantise(weight)) + bias.float(), rule.pack(weight, bias)
     for count in (*COUNTS, 300):
         assert torch.equal(unit.linear(packed, x[:count], torch.float32), expected[:count]), count
 

@@ -19,6 +19,7 @@ from sametoken.kernels.cpu.structures import FINITE_BF16
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats import coded_packing, packing
 from sametoken.model.formats.coded import Coded
+from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.packing import TILE, WIDTH
 
 pytestmark = [
@@ -69,7 +70,6 @@ WAYS: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], Tensor], Callabl
     "bfloat16": (packing.pairs, torch_pairs, lambda shape: torch.randn(shape).to(torch.bfloat16)),
     "int8 pairs": (packing.pairs, torch_pairs, signed),
     "int8": (packing.quads, torch_quads, signed),
-    "int4 of 8": (packing.nibbles, torch_nibbles, lambda shape: torch.randint(-8, 8, shape, dtype=torch.int8)),
     "int4": (coded_packing.words, torch_words, lambda shape: signed((shape[0], shape[1] // 2)).view(torch.uint8)),
     "fp8": (coded_packing.quads, torch_fp8, lambda shape: signed(shape).view(torch.float8_e4m3fn)),
 }
@@ -89,7 +89,7 @@ def test_a_packed_weight_has_the_bytes_that_torch_gives(way: str, shape: tuple[i
 
 
 @pytest.mark.parametrize("cuts", [(5,), (16, 17), (1, 40, 90)])
-@pytest.mark.parametrize("way", sorted(WAYS.keys() - {"int4 of 8"}))
+@pytest.mark.parametrize("way", WAYS)
 def test_parts_below_each_other_are_one_weight(way: str, cuts: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     pack, in_torch, make = WAYS[way]
@@ -97,6 +97,23 @@ def test_parts_below_each_other_are_one_weight(way: str, cuts: tuple[int, ...]) 
     parts = torch.tensor_split(weight.view(torch.int8), cuts)
     packed = pack(*(part.view(weight.dtype) for part in parts))
     assert torch.equal(packed.view(torch.uint8), in_torch(weight).contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("group", [32, 128])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_searched_int4_has_the_bytes_that_torch_gives(group: int, shape: tuple[int, int]) -> None:
+    rule = Int4("int4", group)
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+    weight[0] = 0
+    weight[-1] = (-1.0) ** torch.arange(shape[1])  # the greatest has either sign
+    weight[len(weight) // 2] *= 2.0**-130  # below the range of bfloat16 itself
+    weight[:, ::7] *= 9
+    stored, kept = rule.quantise(weight), rule.pack(weight, None).parts
+    scale = padded(stored.scale, 1).view(-1, TILE, stored.scale.shape[1]).transpose(1, 2)
+    assert torch.equal(kept["scale"], scale)
+    assert torch.equal(kept["data"], torch_nibbles(stored.values))
+    across = weight.t().contiguous().t()  # inputs that do not lie side by side
+    assert torch.equal(rule.pack(across, None).parts["data"], kept["data"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.float8_e8m0fnu])

@@ -112,11 +112,10 @@ class Linear(nn.Module):
             shape, self._library = (self.out_features, self.in_features), library()
             self.native, self._tiles = packed_weight(BF16, shape, self._tiles.data, bias=bias), None
         elif self.format is not None:
-            stored = self.format.quantise(weight)
             if self._library is None:
-                self.stored = stored
+                self.stored = self.format.quantise(weight)
             else:
-                self.native = self.format.pack(stored, self.in_features, bias)
+                self.native = self.format.pack(weight, bias)
         elif self._library is not None:
             self.native = pack_bfloat16(weight, bias)
         elif can_pack(weight := self._widened(weight)):

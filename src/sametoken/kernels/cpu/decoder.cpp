@@ -10,6 +10,7 @@
 #include "gguf_blocks.h"
 #include "grow.h"
 #include "pack.h"
+#include "round.h"
 #include "sample.h"
 #include "stop.h"
 
@@ -233,7 +234,7 @@ int32_t guarded(Work work) {
 extern "C" {
 
 // Which structures and calls these are; library.py takes no other.
-int32_t sametoken_interface() { return 27; }
+int32_t sametoken_interface() { return 28; }
 
 // 1 where this process may use the processor's matrix unit from now on.
 int32_t sametoken_matrix() { return ask_for_matrix_unit(); }
@@ -266,6 +267,11 @@ int32_t sametoken_pack(const Packing* packing, int32_t unit, int32_t turn, int32
   bool good = true;
   int32_t status = guarded([&] { good = pack(*packing, unit, Turn(turn), threads); });
   return status != 0 ? status : good ? 0 : 1;
+}
+
+// A plain weight as tiles of four-bit values with searched scales.
+int32_t sametoken_round_int4(const Int4Rounding* rounding, int32_t threads) {
+  return guarded([&] { round_to_int4(*rounding, threads); });
 }
 
 // Codes of AWQ's words [inputs][columns] as rows [8 * columns][inputs / 2].

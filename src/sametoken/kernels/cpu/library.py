@@ -23,6 +23,7 @@ from sametoken.kernels.cpu.structures import (
     Draw,
     Feed,
     Growth,
+    Int4Rounding,
     Model,
     Output,
     Packing,
@@ -31,7 +32,7 @@ from sametoken.kernels.cpu.structures import (
 )
 from sametoken.kernels.cpu.threads import threads_for
 
-INTERFACE = 27  # as in decoder.cpp: libraries built from other sources may have other structures
+INTERFACE = 28  # as in decoder.cpp: libraries built from other sources may have other structures
 BF16, INT8, INT8_WEIGHT_ONLY, INT4, FP8, FP4, GROUPED_INT4, GROUPED_INT8 = range(8)
 BLOCK_INT4, BLOCK_INT5, BLOCK_INT6, BLOCK_INT8 = range(8, 12)
 DRAW_WORK = 8  # cost of a sampled draw, in reads of weights as large as its logits
@@ -96,6 +97,8 @@ class Library:
         self._pack, self._awq, self._blocks = library.sametoken_pack, library.sametoken_awq, library.sametoken_blocks
         self._pack.argtypes = [POINTER(Packing), c_int32, c_int32, c_int32]
         self._awq.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int32]
+        self._round_int4 = library.sametoken_round_int4
+        self._round_int4.argtypes = [POINTER(Int4Rounding), c_int32]
         self._blocks.argtypes = [c_int32, c_void_p, c_int64, POINTER(c_void_p), c_int32]
         self._entries = library.sametoken_entries
         self._entries.argtypes = [c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int32]
@@ -158,6 +161,23 @@ class Library:
         status = self._pack(packing, unit, turn, threads_for(rows.shape[0] * row_bytes))
         _check(min(status, 0))
         return bool(status == 0)
+
+    def round_int4(self, weight: Tensor, group: int, factors: Sequence[float], data: Tensor, scale: Tensor) -> None:
+        """Round a weight to values -8 .. 7 with the scale of least squared error for each group of inputs.
+
+        Args:
+            weight: [out, in] bfloat16, finite numbers, each row contiguous.
+            group: inputs that share a scale, 32 or 128.
+            factors: tried scales, relative to the one that maps a group's greatest weight to -8.
+            data: [tiles, units, 16, 4] uint8, filled with the values as linear.h has them; 8 inputs are a unit.
+            scale: [tiles, units * 8 / group, 16] bfloat16, filled.
+        """
+        tried = (c_float * len(factors))(*factors)
+        rounding = Int4Rounding(
+            weight.data_ptr(), weight.shape[0], weight.shape[1], weight.stride(0), data.shape[1], group, len(factors),
+            ctypes.addressof(tried), data.data_ptr(), scale.data_ptr(),
+        )  # fmt: skip
+        _check(self._round_int4(rounding, threads_for(weight.nbytes)))
 
     def awq_codes(self, words: Tensor) -> Tensor:
         """Codes [out, in / 2] uint8, an even input in the low four bits, from AWQ's words [in, out / 8] int32."""

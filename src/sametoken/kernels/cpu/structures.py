@@ -156,6 +156,15 @@ class Packing(Structure):
     ]  # fmt: skip
 
 
+class Int4Rounding(Structure):
+    """Structure of round.h."""
+
+    _fields_ = [
+        ("weight", c_void_p), ("outputs", c_int64), ("inputs", c_int64), ("stride", c_int64), ("units", c_int64),
+        ("group", c_int32), ("count", c_int32), ("factors", c_void_p), ("data", c_void_p), ("scale", c_void_p),
+    ]  # fmt: skip
+
+
 class CodedRows(Structure):
     """Structure of pack.h."""
 

@@ -46,8 +46,8 @@ class WeightFormat(Protocol):
         """Product x W^T in float32, [M, out], from x [M, in] bfloat16; a row's bits do not depend on M >= 2."""
         ...
 
-    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
-        """Weight and bias [out] in the compiled kernel's layout."""
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        """Quantise `weight` [out, in] bfloat16, and return it with its bias [out] in the compiled kernels' layout."""
         ...
 
 

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.kernels.cpu.library import INT4, PackedWeight
+from sametoken.kernels.cpu.memory import new_memory
+from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.base import UnpackedWeight, signed_bytes
-from sametoken.model.formats.packing import TILE, WIDTH, nibbles, packed_weight, padded_outputs
+from sametoken.model.formats.packing import TILE, WIDTH, packed_weight, wide
 from sametoken.model.formats.search import best_scale, rounded_by_rows, scaled
 
 # Scales that are tried for a group, relative to the one that maps its greatest weight to -8: clipping the greatest a
@@ -33,8 +35,8 @@ class Int4:
         return rounded_by_rows(self._rounded, weight)
 
     def _rounded(self, weight: Tensor) -> UnpackedWeight:
-        wide = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
-        values, scale = searched_int4(wide.view(weight.shape[0], -1, self.group), torch.bfloat16)
+        padded = F.pad(weight.to(torch.float32), (0, -weight.shape[1] % WIDTH))
+        values, scale = searched_int4(padded.view(weight.shape[0], -1, self.group), torch.bfloat16)
         return UnpackedWeight(values.to(torch.int8).flatten(1), scale)
 
     def dequantize(self, stored: UnpackedWeight, inputs: int) -> Tensor:
@@ -44,17 +46,24 @@ class Int4:
     def linear(self, x: Tensor, stored: UnpackedWeight) -> Tensor:
         rows, scale = signed_bytes(x)
         # Sums of a group stay below 2^24: float32 products give the integers exactly, in any order.
-        wide = F.pad(rows.to(torch.float32), (0, stored.values.shape[1] - rows.shape[1]))
+        padded = F.pad(rows.to(torch.float32), (0, stored.values.shape[1] - rows.shape[1]))
         total = torch.zeros(x.shape[0], stored.values.shape[0])
-        parts = zip(torch.split(wide, self.group, 1), torch.split(stored.values, self.group, 1), strict=True)
+        parts = zip(torch.split(padded, self.group, 1), torch.split(stored.values, self.group, 1), strict=True)
         for group, (part, values) in enumerate(parts):
             total = total + F.linear(part, values.to(torch.float32)) * stored.scale[:, group].to(torch.float32)
         return total * scale
 
-    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
-        scale = padded_outputs(stored.scale)  # by tile, as the values lie: a tile is one stream of each
-        tiles = scale.view(-1, TILE, scale.shape[1]).transpose(1, 2).contiguous()
-        return self.packed((stored.values.shape[0], inputs), nibbles(stored.values), tiles, bias)
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        outputs, inputs = weight.shape
+        tiles, width = -(-outputs // TILE), wide(inputs)
+        data = new_memory((tiles, width // 8, TILE, 4), torch.uint8)
+        scale = torch.empty(tiles, width // self.group, TILE, dtype=torch.bfloat16)  # by tile, as the values lie
+        kernels = library()
+        if not data.is_meta:
+            assert kernels is not None  # only used with the kernels
+            weight = weight if weight.stride(1) == 1 else weight.contiguous()
+            kernels.round_int4(weight, self.group, TRIED, data, scale)
+        return self.packed((outputs, inputs), data, scale, bias)
 
     def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
         return packed_weight(INT4, shape, data, scale=scale, bias=bias, group=self.group)

@@ -42,9 +42,10 @@ class Int8:
         rows, scale = signed_bytes(x)
         return integer_product(rows, stored.values) * scale * stored.scale
 
-    def pack(self, stored: UnpackedWeight, inputs: int, bias: Tensor | None) -> PackedWeight:
+    def pack(self, weight: Tensor, bias: Tensor | None) -> PackedWeight:
+        stored = self.quantise(weight)
         data = quads(stored.values) if self.dynamic else pairs(stored.values)
-        return self.packed((stored.values.shape[0], inputs), data, padded_outputs(stored.scale), bias)
+        return self.packed((weight.shape[0], weight.shape[1]), data, padded_outputs(stored.scale), bias)
 
     def packed(self, shape: tuple[int, int], data: Tensor, scale: Tensor, bias: Tensor | None) -> PackedWeight:
         return packed_weight(INT8 if self.dynamic else INT8_WEIGHT_ONLY, shape, data, scale=scale, bias=bias)

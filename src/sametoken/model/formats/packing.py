@@ -71,16 +71,6 @@ def quads(*parts: Tensor) -> Tensor:
     return Tiles(sum(map(len, parts)), wide(parts[0].shape[1]) // 4, (4,), torch.uint8).filled(parts, FLIPPED)
 
 
-def nibbles(values: Tensor) -> Tensor:
-    """Bytes [tiles, in / 8, 16, 4] of values -8 .. 7 [out, in]: byte b has value b in its low half, 4 + b above."""
-    whole = values if values.shape[1] % WIDTH == 0 else F.pad(values, (0, -values.shape[1] % WIDTH))
-    low, high = (whole.view(torch.uint8) ^ 8).view(len(values), -1, 2, 4).unbind(2)
-    rows = (low & 15 | high << 4).flatten(1)
-    found = Tiles(len(values), rows.shape[1] // 4, (4,), torch.uint8).filled([rows])
-    found[-1, :, len(values) - TILE * (len(found) - 1) :] = 0x88  # outputs that are not there are zero, too
-    return found
-
-
 def padded_outputs(x: Tensor) -> Tensor:
     """Tensor [out, ...] padded with zeros to whole tiles."""
     return F.pad(x, (0, 0) * (x.dim() - 1) + (0, -x.shape[0] % TILE)).contiguous()

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.kernels.cpu.threads import serial_torch
 from sametoken.model.formats.base import UnpackedWeight
 
 PART = 1 << 17  # numbers that a thread rounds at once: intermediate results stay in a core's own cache
+SUMS = 8
 CHUNK = 1 << 20  # numbers searched at once, so that candidates stay small compared to the weight
 
 Nearest = Callable[[Tensor], Tensor]  # nearest values of codes to scaled weights, same shape
@@ -52,10 +54,21 @@ def _best(grouped: Tensor, tried: Iterable[Tensor], nearest: Nearest, importance
     found = torch.zeros_like(best)
     for scale in tried:
         error = nearest(scaled(grouped, scale)).mul_(scale).sub_(grouped).square_()
-        cost = (error if importance is None else error.mul_(importance)).sum(2, keepdim=True)
+        cost = added(error if importance is None else error.mul_(importance))
         better = cost < best
         best, found = torch.where(better, cost, best), torch.where(better, scale, found)
     return found
+
+
+def added(errors: Tensor) -> Tensor:
+    """Sums [..., 1] over the last dimension, in eight running sums and then by halves, as the compiled kernels add."""
+    first, *others = F.pad(errors, (0, -errors.shape[-1] % SUMS)).unflatten(-1, (-1, SUMS)).unbind(-2)
+    total = first.clone()
+    for part in others:
+        total += part
+    while (width := total.shape[-1] // 2) > 0:
+        total = total[..., :width] + total[..., width:]
+    return total
 
 
 def scaled(grouped: Tensor, scale: Tensor) -> Tensor:
