@@ -13,6 +13,7 @@ from sametoken.checkpoint.chat import read_template
 from sametoken.commands import serve
 from sametoken.commands.options import variants
 from sametoken.dialects.llama_door import llama_server
+from sametoken.dialects.peers import OURS as JOINED
 from sametoken.dialects.peers import PeerOption, table
 from sametoken.dialects.vllm_door import vllm
 from sametoken.errors import ConfigError
@@ -131,3 +132,46 @@ def test_llama_server_tells_templates_whether_to_think(value: str | None, thinks
 def test_templates_by_name() -> None:
     assert "<|im_start|>" in read_template("chatml")
     assert read_template("This is not a template, it is a text") == "This is not a template, it is a text"
+
+
+@pytest.mark.parametrize(
+    ("words", "means", "idle"),
+    [
+        ("-t -1", "", ""),
+        ("-t 3", "--threads 3", ""),
+        ("-sm row -ts 3,1", "", "-sm row, -ts 3,1"),
+        ("-ctk q4_0 -ctv q8_0", "--cache-type-k q8_0 --cache-type-v q8_0", "-ctk q4_0 (q8_0 is the smallest)"),
+        ("-ctk f16", "--cache-type-k f16", ""),
+        ("--verbose-prompt", "", "--verbose-prompt"),
+        (
+            "--fim-qwen-7b-spec -c 4096",
+            "--model ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF:Q8_0 --draft ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF:Q8_0 "
+            "--port 8012 --max-seq-len 4096 --max-num-tokens 1024",
+            "",
+        ),
+        ("--fim-qwen-1.5b-default --port 80", "--model ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF:Q8_0 --port 80", ""),
+    ],
+)
+def test_command_lines_that_people_have(words: str, means: str, idle: str) -> None:
+    passage = llama_server(words.split(), {})
+    said = " ".join(passage.words)
+    for each in means.split(" --"):
+        assert each in said
+    assert ("--threads" in said) == ("--threads" in means)
+    assert said.count("--port") == 1
+    assert ", ".join(passage.idle) == idle
+
+
+def test_an_option_of_vllm_may_be_shortened() -> None:
+    said = "m --served-model a --tensor_parallel=2 --speculative-conf.method ngram"
+    words = " ".join(vllm(said.split(), {}).words)
+    for part in ("--served-model-name a", "--tensor-parallel-size 2", '{"method": "ngram"}'):
+        assert part in words
+    assert "--max-num=9" in vllm(["m", "--max-num=9"], {}).words  # which begins several
+    assert "--served-model" in llama_server(["--served-model", "a"], {}).words
+
+
+def test_no_option_of_ours_is_taken_for_a_shortened_one() -> None:
+    known = [*JOINED, *(name for row in table("vllm") for name in row.names)]
+    for name in {each.replace("_", "-") for each in OURS if each.startswith("--")} - set(known):
+        assert vllm(["m", f"{name}=x"], {}).words[1] == f"{name}=x"

@@ -75,6 +75,7 @@ def test_a_schema_is_kept(llm: LLM) -> None:
         {"regex": PATTERN},
         {"choice": ["yes", "no", "yesterday"]},
         {"grammar": 'start: "x" /[a-c]+/ "y"'},
+        {"grammar": 'root ::= "x" [a-c]+ "y"'},
         {"structural_tag": TAGS},
         {"structural_tag": {"format": TAG}},
     ],

@@ -37,7 +37,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "user", "content": "a" * 500}]}, "messages"),
     (CHAT, {"tools": [NESTED], "tool_choice": {"type": "function", "function": {}}}, "tool_choice"),
     (CHAT, {"tools": [NESTED], "tool_choice": {"type": "function", "function": {"name": 5}}}, "tool_choice"),
-    (CHAT, {"parallel_tool_calls": True}, "parallel_tool_calls"),
+    (CHAT, {"tool_choice": "required"}, "tool_choice"),
     (CHAT, {"min_tokens": 9, "max_completion_tokens": 3}, "min_tokens"),
     (CHAT, {"stop": {"a": 1}}, "stop"),
     (CHAT, {"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),

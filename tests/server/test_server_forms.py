@@ -63,6 +63,14 @@ SCHEMA = {
 
 FORMAT = {"type": "tag", "begin": "<f=", "content": {"type": "regex", "pattern": "[0-9]{3}"}, "end": ">"}
 TAGGED = re.compile("<f=[0-9]{3}>")
+SQL = """
+    root ::= select_statement
+    select_statement ::= "SELECT " column " from " table " where " condition
+    column ::= "col_1 " | "col_2 "
+    table ::= "table_1 " | "table_2 "
+    condition ::= column "= " number
+    number ::= "1 " | "2 "
+"""
 LEGACY = {
     "type": "structural_tag",
     "structures": [{"begin": "a=", "schema": {"type": "integer"}, "end": ";"}],
@@ -139,6 +147,9 @@ def test_a_response_format_is_kept(client: OpenAI, stream: bool) -> None:
             lambda text: len(text) == 3 and set(text) <= set("abc"),
         ),
         ({"response_format": {"type": "grammar", "grammar": 'start: "x" "y"'}}, lambda text: text == "xy"),
+        ({"guided_grammar": 'root ::= "x" y\ny ::= "y"'}, lambda text: text == "xy"),
+        ({"structured_outputs": {"grammar": 'start: "::=" "x"'}}, lambda text: text == "::=x"),
+        ({"structured_outputs": {"grammar": SQL}}, re.compile("SELECT col_[12]  from table_[12]  where col_.*").match),
         ({"structured_outputs": {"choice": ["left", "right"]}}, lambda text: text in ("left", "right")),
         ({"response_format": {"type": "text"}}, lambda text: len(text) > 8),
         ({"response_format": {"type": "structural_tag", "format": FORMAT}}, TAGGED.fullmatch),
@@ -147,7 +158,7 @@ def test_a_response_format_is_kept(client: OpenAI, stream: bool) -> None:
     ],
 )
 def test_forms_of_completions(served: Running, form: dict[str, Any], check: Any) -> None:
-    body = {"prompt": "abc", "seed": 1, "max_tokens": 16, "ignore_eos": True, **form}
+    body = {"prompt": "abc", "seed": 1, "max_tokens": 48, "ignore_eos": True, **form}
     assert check(served.post("/v1/completions", body).json()["choices"][0]["text"])
 
 
@@ -167,6 +178,7 @@ def test_forced_tokens_cost_no_forwards(served: Running) -> None:
         {"response_format": {"type": "json_schema"}},
         {"response_format": {"type": "regex", "regex": "[oops"}},
         {"response_format": {"type": "regex", "grammar": "x"}},
+        {"guided_grammar": "root ::= ("},
         {"response_format": {"type": "xml"}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
         {"response_format": {"type": "json_object"}, "min_tokens": 3},

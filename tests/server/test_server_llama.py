@@ -216,6 +216,7 @@ def test_errors_in_its_envelope(served: Running) -> None:
     assert error["type"] == "exceed_context_size_error"
     assert error["n_prompt_tokens"] > error["n_ctx"]
     assert post(served, "/completion", 400, **ASKED, mirostat=2)["error"]["type"] == "invalid_request_error"
+    assert post(served, "/completion", 400, n_predict=4)["error"]["message"].startswith("prompt is missing")
     assert post(served, "/slots/0?action=save", 501)["error"]["type"] == "not_supported_error"
 
 

@@ -47,6 +47,8 @@ LETTERS = {
 STEP = 512  # tokens that llama-server reads at once, where -ub does not say otherwise
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # of the log, by llama-server's verbosity
 DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # ours
+COARSER = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of its KV cache with fewer bits than any of ours
+OF_PRESETS = {"--port": "8012", "context": "0", "batch": "1024", "micro": "1024"}
 
 
 def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
@@ -112,6 +114,27 @@ def _whole(name: str) -> Rule:
         to.seen[name] = value
 
     return take
+
+
+def _threads(to: Passage, value: str, spelling: str) -> None:
+    _whole("threads")(to, value, spelling)
+    if int(value) > 0:  # else one per core, as without it
+        to.set("--threads", value)
+
+
+def _cache(to: Passage, value: str, spelling: str) -> None:
+    if value in COARSER:
+        to.idle.append(f"{spelling} {value} (q8_0 is the smallest)")
+        value = "q8_0"
+    to.set(f"--cache-type-{spelling[-1]}", value)
+
+
+def _preset(to: Passage, value: str, _: str) -> None:
+    """Read a preset, whose value is the name of its model, and after a + that of its draft."""
+    model, _, draft = (f"ggml-org/{name}:Q8_0" if name else "" for name in value.partition("+"))
+    to.seen |= {"model": model, **OF_PRESETS}
+    if draft:
+        to.set("--draft", draft)
 
 
 def _sleep(to: Passage, value: str, spelling: str) -> None:
@@ -212,4 +235,5 @@ RULES: Mapping[str, Rule] = {
     "format": _format, "samplers": _samplers, "letters": _letters,
     "batch": _whole("batch"), "micro": _whole("micro"), "breaker": _breaker, "sleep": _sleep,
     "quiet_slots": _switch("--no-slots"), "log_format": _log_format,
+    "threads": _threads, "cache": _cache, "preset": _preset,
 }  # fmt: skip

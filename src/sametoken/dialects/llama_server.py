@@ -12,7 +12,7 @@ from typing import Any
 from sametoken import kinds
 from sametoken.dialects.rules import Sets
 from sametoken.dialects.trtllm import ALWAYS, KERNELS, NO_PART
-from sametoken.options.speculation import NO_DRAFT
+from sametoken.options.speculation import AUTO, NO_DRAFT
 
 # How drafts are made, as far as both have it.
 SPEC_TYPES = {NO_DRAFT: NO_DRAFT, **{name: ours for name, (ours, *_) in kinds.aliases("llama-server").items()}}
@@ -25,10 +25,13 @@ def cache_type(stated: Any) -> Any:
 
 
 def spec_type(stated: str) -> str:
-    """Our method; raises `ValueError` where there is none."""
-    if stated not in SPEC_TYPES:
+    """Our method for types that commas separate, "auto" for several; raises `ValueError` where there is none."""
+    named = [name.strip() for name in stated.split(",")]
+    if not set(named) <= SPEC_TYPES.keys():
         raise ValueError(f"expected one of {', '.join(SPEC_TYPES)}, or --method with one of ours")
-    return SPEC_TYPES[stated]
+    methods = {SPEC_TYPES[name] for name in named}
+    methods = methods - {NO_DRAFT} or methods
+    return methods.pop() if len(methods) == 1 else AUTO
 
 
 def reasoning(stated: str) -> str:
@@ -76,7 +79,9 @@ SET: dict[str, Sets] = {
         "max_seq_len", context, "each sequence may have so many; llama-server divides it among its slots"
     ),
     "parallel/-np:int": Sets("max_batch_size", rows),
-    "spec_type:str": Sets("method", spec_type, "for draft-simple, draft-eagle3, ngram-simple and none"),
+    "spec_type:str": Sets(
+        "method", spec_type, f"for {', '.join(SPEC_TYPES)}; several, with commas between them, are auto"
+    ),
     "alias/-a:str": Sets("served_model_name", names),
     "cors_origins:str": Sets("cors_origin", names),
     "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
@@ -120,7 +125,7 @@ REFUSED: dict[str, str] = {
     "give -hf OWNER/NAME:FILE.gguf instead": "hf_file/-hff",
     "download the file and give its path": "model_url/-mu docker_repo/-dr",
     "set --log-level instead: debug, info, warning or error": "log_disable=false verbosity/-lv",
-    "set --tensor-parallel-size instead": "split_mode/-sm=none tensor_split/-ts rpc",
+    "set --tensor-parallel-size instead": "split_mode/-sm=none|layer tensor_split/-ts rpc",
     "set CUDA_VISIBLE_DEVICES instead": "main_gpu/-mg",
     f"{ON_DEVICE}; leave it out": "cpu_moe/-cmoe=false n_cpu_moe/-ncmoe override_tensor/-ot",
     "set --max-matching-ngram-size and --max-draft-len instead":

@@ -8,7 +8,7 @@ in the table are passed on, so that options of ours work too.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -103,14 +103,19 @@ def read(
     environ: Mapping[str, str],
     rules: Mapping[str, Rule],
     to: Passage,
+    whole: Collection[str] | None = None,
 ) -> None:
     """Add what a command line and the environment say, in which the command line wins.
+
+    Args:
+        whole: words that are no beginnings of options; None: no word is, otherwise one that begins a single option
+            names it, as Python's parser of command lines allows.
 
     Raises:
         ConfigError: an option would change texts or what is served, or its value makes no sense.
     """
     given = set[str]()
-    for row, spelling, values in _said(rows, arguments, to):
+    for row, spelling, values in _said(rows, arguments, to, whole):
         given.add(row.names[0])
         take(row, spelling, values, rules, to)
     for row in rows:
@@ -131,7 +136,7 @@ def unread(environ: Mapping[str, str], peers: Mapping[str, str]) -> list[str]:
 
 
 def _said(
-    rows: Sequence[PeerOption], arguments: Sequence[str], to: Passage
+    rows: Sequence[PeerOption], arguments: Sequence[str], to: Passage, whole: Collection[str] | None
 ) -> Iterator[tuple[PeerOption, str, list[str]]]:
     """The options of a command line that the table has, with their values; the other words are passed on."""
     known = {name: row for row in (*rows, PeerOption(OURS, "JSON", "", "set", "sampling")) for name in row.names}
@@ -142,6 +147,8 @@ def _said(
         dotted = word.startswith("-") and word not in known and not _is_number(word)
         name, *keys = word.split(".") if dotted else [word]
         name = name if name in known else name.replace("_", "-") if name.startswith("-") else name
+        if whole is not None and name.startswith("--") and name not in whole:
+            name = _completed(name, known)
         row = known.get(name)
         if row is None or (equals and not row.value):
             to.words.append(word + equals + stated)
@@ -161,6 +168,14 @@ def _said(
             raise ConfigError(f"{word} needs a value: {row.value.lstrip('+')}")
     for name, keys_and_values in parts.items():
         yield known[name], name, [json.dumps(keys_and_values)]
+
+
+def _completed(begun: str, known: Mapping[str, PeerOption]) -> str:
+    """The spelling of the one option that begins so; `begun` where it is whole, or begins none or several."""
+    if begun in known:
+        return begun
+    near = {row.names[0]: name for name, row in known.items() if name.startswith(begun)}
+    return next(iter(near.values())) if len(near) == 1 else begun
 
 
 def _put(into: dict[str, Any], keys: Sequence[str], stated: str) -> None:

@@ -37,6 +37,7 @@ STATED = (
 )  # fmt: skip
 REASONING = {"deepseek_r1": "deepseek_r1", "qwen3": "qwen3", "openai_gptoss": "openai_gptoss", "": "none"}
 MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # of thinking, which are found without it
+WHOLE = ("--max-seq-len", "--tool-parser")  # options of ours with which some of its begin
 LEVELS = {"critical": "error", "trace": "debug"}
 # Keys of --structured-outputs-config that change no text unless they are true.
 ONLY_FALSE = ("disable_any_whitespace", "disable_additional_properties")
@@ -49,11 +50,11 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
         ConfigError: an option would change texts or what is served, or its value makes no sense.
     """
     to = Passage(seen={"host": "0.0.0.0", "origins": "[]", "reasoning": "none"})
-    read(table("vllm"), [*arguments], environ, RULES, to)
+    read(table("vllm"), [*arguments], environ, RULES, to, WHOLE)
     if "file" in to.seen:
         file, to = to.seen["file"], Passage(seen={"host": "0.0.0.0", "origins": "[]", "reasoning": "none"})
         words = [*_of_file(file, bool(arguments) and not arguments[0].startswith("-")), *arguments]
-        read(table("vllm"), words, environ, RULES, to)
+        read(table("vllm"), words, environ, RULES, to, WHOLE)
     if "--uds" not in to.words:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])

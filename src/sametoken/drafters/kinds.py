@@ -12,7 +12,7 @@ NGRAM = Kind(
     mixed=False,  # suffix lookup finds the same matches, and longer ones
     aliases={
         "vllm": ("ngram", "ngram_gpu"),
-        "llama-server": ("ngram-simple",),
+        "llama-server": ("ngram-simple", "ngram-map-k", "ngram-map-k4v"),
         "sglang": ("NGRAM",),
         "trtllm": ("NGram",),
         "trtllm-1.2": ("NGram",),
@@ -26,7 +26,12 @@ SUFFIX = Kind(
     what="suffix lookup",
     drafts="sametoken.drafters.suffix:build",
     unasked=12,
-    aliases={"vllm": ("suffix",), "trtllm": ("SA",), "trtllm-1.3": ("SA",)},
+    aliases={
+        "vllm": ("suffix",),
+        "llama-server": ("ngram-mod", "ngram-cache"),
+        "trtllm": ("SA",),
+        "trtllm-1.3": ("SA",),
+    },
     settings=(
         "suffix_decoding_max_tree_depth",
         "suffix_decoding_max_cached_requests",

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
 from sametoken.engine.structural_tag import JSON_FORM, lark_of
 
 # Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
@@ -63,7 +64,8 @@ def source(matcher: Any, asked: Mapping[str, Any], special: Sequence[str]) -> st
     elif asked["structural_tag"] is not None:
         made = matcher.grammar_from_lark(lark_of(asked["structural_tag"], special))
     else:
-        made = matcher.grammar_from_lark(asked["grammar"])
+        stated = asked["grammar"]
+        made = matcher.grammar_from_lark(lark_of_gbnf(stated) if states_gbnf(stated) else stated)
     return str(made)
 
 

@@ -116,8 +116,8 @@ class StructuredOutputs:
     """a regular expression that the whole output matches."""
     choice: Annotated[Sequence[str] | None, PlainValidator(_choices), WithJsonSchema(_SOME_TEXTS)] = None
     """texts of which the output is one."""
-    grammar: Annotated[str | None, Shown(words="a grammar in Lark's notation")] = None
-    """a context-free grammar in Lark's notation."""
+    grammar: Annotated[str | None, Shown(words="a grammar in Lark's notation or in GBNF")] = None
+    """a context-free grammar in Lark's notation, or in GBNF, which vLLM's grammars are in."""
     structural_tag: Annotated[Mapping[str, Any] | str | None, PlainValidator(_tag), WithJsonSchema(_TAG)] = None
     """free text in which marks begin parts of a required form, in the words of xgrammar: an object with `format`, or
     with `structures` and `triggers`; or its JSON."""

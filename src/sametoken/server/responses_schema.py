@@ -284,5 +284,5 @@ class ResponsesRequest(Generation):
         return ChatTalk(
             turns=turns,
             options=options | (self.chat_template_kwargs or {}),
-            tools=ToolUse.of(functions, choice, named, self.parallel_tool_calls if functions else None),
+            tools=ToolUse.of(functions, choice, named, self.parallel_tool_calls),
         )

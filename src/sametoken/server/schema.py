@@ -113,7 +113,7 @@ class ResponseFormat(Body):
     regex: str | None = None
     """for type `regex`: a regular expression that the whole reply matches."""
     grammar: str | None = None
-    """for type `grammar`: a context-free grammar in Lark's notation."""
+    """for type `grammar`: a context-free grammar in Lark's notation or in GBNF."""
 
     format: dict[str, Any] | None = None
     """for type `structural_tag`: free text with parts of a required form, in the words of xgrammar."""

@@ -115,9 +115,9 @@ class ToolUse(NamedTuple):
         Raises:
             RequestError: together the fields make no sense.
         """
-        if not tools and (named is not None or choice not in (None, "none") or several is not None):
-            wrong = "parallel_tool_calls" if named is None and choice in (None, "none") else "tool_choice"
-            raise RequestError("only for a request with tools", field=wrong, advice="leave it out or give tools")
+        if not tools and (named is not None or choice not in (None, "none")):
+            advice = "leave it out or give tools"
+            raise RequestError("only for a request with tools", field="tool_choice", advice=advice)
         if named is not None:
             must = [each for each in tools if each["name"] == named]
             if not must:

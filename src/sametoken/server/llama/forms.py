@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from llguidance.gbnf_to_lark import RepetitionNode, gbnf_to_lark
 from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
+from sametoken.engine.gbnf import lark_of_gbnf
 from sametoken.errors import RequestError
 from sametoken.server.text_request import Pieces
 
 RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for a seed that the server chooses
-MOST_GBNF = 2**17  # characters
 TEXT, MEDIA = "prompt_string", "multimodal_data"
 MOST_PROMPTS = 1024
-# A repeat keeps its parentheses where it is repeated itself; without this the library writes ("a"{2}){3} as "a"{2}{3}.
-RepetitionNode.is_atomic = lambda _: False
 
 
 def lark_of(gbnf: str) -> str:
@@ -24,14 +21,10 @@ def lark_of(gbnf: str) -> str:
     Raises:
         RequestError: it is no such grammar.
     """
-    if len(gbnf) > MOST_GBNF:
-        raise RequestError(f"got {len(gbnf)} characters, expected at most {MOST_GBNF}", field="grammar")
     try:
-        lark: str = gbnf_to_lark(gbnf)
-    except Exception as error:  # the library raises bare ones
-        words = str(error) or "it is nested too deep"
-        raise RequestError(f"no grammar in GBNF: {words}", field="grammar", advice="correct it") from error
-    return lark
+        return lark_of_gbnf(gbnf)
+    except ValueError as error:
+        raise RequestError(str(error), field="grammar", advice="correct it") from error
 
 
 def one_prompt(given: object) -> object:

@@ -221,7 +221,7 @@ class LlamaResponsesRequest(Telemetry, ResponsesRequest):
 class NativeRequest(LlamaFields):
     """The body of POST /completion."""
 
-    prompt: LlamaPrompts = Field(default_factory=list)
+    prompt: LlamaPrompts
     """text, token ids, a list of both, an object with `prompt_string`, or a list of such prompts."""
     max_tokens: int | None = None
     """`n_predict` under OpenAI's name."""
