@@ -143,6 +143,8 @@ def test_templates_by_name() -> None:
         ("-ctk q4_0 -ctv q8_0", "--cache-type-k q8_0 --cache-type-v q8_0", "-ctk q4_0 (q8_0 is the smallest)"),
         ("-ctk f16", "--cache-type-k f16", ""),
         ("--verbose-prompt", "", "--verbose-prompt"),
+        ("--reasoning-budget 512", "--thinking-token-budget 512", ""),
+        ("--reasoning-budget 0", '{"enable_thinking": false}', ""),
         (
             "--fim-qwen-7b-spec -c 4096",
             "--model ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF:Q8_0 --draft ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF:Q8_0 "

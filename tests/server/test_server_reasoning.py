@@ -311,6 +311,26 @@ def test_a_budget_leaves_alone_what_it_does_not_reach(served: Running) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
 
 
+def test_a_server_has_a_budget_for_requests_that_name_none(tiny_pair: Pair, tmp_path: Any, one_thread: None) -> None:
+    llm = LLM(with_template(tiny_pair.target, tmp_path / "target", THINKING))
+    mark = llm.tokenizer.encode("</think>", False)
+    with running(llm, thinking_token_budget=2) as server:
+        for asked, most in ((None, 2), (-1, 2), (4, 4)):
+            _, _, ids, _ = thought(server, asked, open=True)
+            assert ids[most : most + len(mark)] == mark
+        ids = thought(server, 3, open=True)[2]
+        body = {
+            "messages": USER,
+            "max_tokens": 24,
+            "seed": 3,
+            "ignore_eos": True,
+            "chat_template_kwargs": {"open": True},
+        }
+        for name in ("reasoning_budget_tokens", "thinking_budget_tokens"):
+            reply = server.post("/chat/completions", {**body, name: 3, "return_token_ids": True}).json()
+            assert reply["choices"][0]["token_ids"][3 : 3 + len(mark)] == mark == ids[3 : 3 + len(mark)]
+
+
 def test_a_form_follows_thinking_that_its_budget_ended(served: Running) -> None:
     body = {
         "messages": USER, "max_tokens": 60, "seed": 3, "thinking_token_budget": 3, "response_format": {

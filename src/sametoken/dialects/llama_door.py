@@ -186,11 +186,13 @@ def _thinking(to: Passage, value: str, spelling: str) -> None:
 
 
 def _budget(to: Passage, value: str, spelling: str) -> None:
-    if value not in ("-1", "0"):
-        advice = "expected -1 (no limit) or 0 (no reasoning); a request limits its tokens with max_tokens"
-        raise ConfigError(f"{spelling} {value}: {advice}")
-    if value == "0":
+    _whole("thinking")(to, value, spelling)
+    if int(value) < -1:
+        raise ConfigError(f"{spelling} {value}: expected a number of tokens, 0 for no reasoning, or -1 for no limit")
+    if int(value) == 0:
         to.template["enable_thinking"] = False
+    elif int(value) > 0:
+        to.set("--thinking-token-budget", value)
 
 
 def _effort(to: Passage, value: str, _: str) -> None:

@@ -118,7 +118,7 @@ REFUSED: dict[str, str] = {
     f"{KERNELS}; write -fa auto, or leave it out": "flash_attn/-fa=on|auto",
     "each request says it as response_format or guided_grammar; leave it out": "grammar grammar_file json_schema/-j",
     "each request says it as chat_template_kwargs; leave it out": "chat_template_kwargs",
-    "each request says it as reasoning_effort; leave it out": "reasoning_budget=-1",
+    "set --thinking-token-budget instead": "reasoning_budget=-1",
     "put the keys into the variable SAMETOKEN_API_KEY, separated by commas": "api_key_file",
     "export HF_TOKEN instead": "hf_token/-hft",
     "export HF_HUB_OFFLINE=1 instead": "offline=false",

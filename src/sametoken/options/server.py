@@ -75,6 +75,9 @@ class ServerConfig(Settings):
     generation_config.json."""
     default_template_options: Annotated[dict[str, Any] | None, Shown(("--default-chat-template-kwargs",))] = None
     """variables of the chat template for requests that do not say otherwise, as JSON."""
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    """number of tokens that the model may think, at most, for requests that name no limit or -1; then the mark follows
+    that ends the thinking; without it, and with a model that marks no thinking: no limit."""
     trust_request_chat_template: bool = False
     """let requests bring a chat template of their own as `chat_template`."""
     enable_force_include_usage: bool = False

@@ -52,6 +52,7 @@ class Prompts:
         self.defaults = {**llm.default_sampling, **(config.default_sampling or {})}
         self._trusts = config.trust_request_chat_template
         self._template_options = config.default_template_options or {}
+        self._most_thinking = config.thinking_token_budget
         self._style = find_style(config.reasoning_parser, self._tokenizer.chat_templates)
         self._marks = find_marks(self._tokenizer)
         self._specials = {self._tokenizer.token_text(token) for token in self._tokenizer.special_ids}
@@ -164,7 +165,8 @@ class Prompts:
             opening = partial(style.opening, text, (talk.turns[-1].content or "") if talk.continues else None)
             thinks = {**self._template_options, **talk.options}.get("enable_thinking") is not False
             waits = self._waits(style, opening(), thinks)
-            if talk.most_thinking is not None and (bound := style.bound(talk.most_thinking, opening())):
+            most = self._most_thinking if talk.most_thinking is None and style.closes else talk.most_thinking
+            if most is not None and (bound := style.bound(most, opening())):
                 values["thought_bound"] = bound
         if tools.required:
             tagged = self._tokenizer.tags_tool_calls or not self._tokenizer.renders_tools

@@ -14,7 +14,7 @@ from sametoken.errors import RequestError
 from sametoken.options.declaration import declared
 from sametoken.options.shaping import Shaping
 from sametoken.server.chat_schema import ChatRequest, TokenizeRequest
-from sametoken.server.fields import Body, Schema
+from sametoken.server.fields import NO_LIMIT, Body, Schema
 from sametoken.server.llama.forms import (
     LlamaBias,
     LlamaPrompts,
@@ -174,6 +174,10 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
     """The body of POST /chat/completions."""
 
     model_config = ConfigDict(extra="ignore")
+    reasoning_budget_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """`thinking_token_budget` under llama.cpp's name."""
+    thinking_budget_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """the same under another name of llama.cpp's."""
 
     @property
     def talk(self) -> ChatTalk:
@@ -186,13 +190,18 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
         talk = super().talk
         listed = [{"type": "function", "function": each} for each in talk.tools.offered]
         functions = {"functions": json.dumps(listed, indent=2) if listed else ""}
-        talk = replace(talk, options={**today, **functions, **talk.options})
+        talk = replace(talk, options={**today, **functions, **talk.options}, most_thinking=self._most(talk))
         roles = [turn.role for turn in talk.turns]
         if self.continue_final_message is not None or self.add_generation_prompt or roles[-1] != "assistant":
             return talk
         if roles[-2:] == ["assistant", "assistant"]:
             raise RequestError("two turns of the assistant end it", field="messages", advice="leave one of them out")
         return replace(talk, begins=False, continues=True)
+
+    def _most(self, talk: ChatTalk) -> int | None:
+        """Number of tokens that the model may think at most; None where the request does not say it."""
+        budget = self.thinking_budget_tokens if self.reasoning_budget_tokens is None else self.reasoning_budget_tokens
+        return talk.most_thinking if budget in (None, NO_LIMIT) else budget
 
     @property
     def own(self) -> dict[str, Any]:
