@@ -70,7 +70,14 @@ WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare",
 NO_TORCH = re.compile("-h$|--help$|--engine")  # commands that compute nothing in this process
 DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are accepted
 # Commands of Ollama, llama.cpp, transformers and vLLM, and the nearest ones here.
-ELSEWHERE = {"run": "chat", "complete": "generate", "start": "serve", "benchmark": "bench", "convert": "export"}
+ELSEWHERE = {
+    "run": "chat",
+    "complete": "generate",
+    "start": "serve",
+    "benchmark": "bench",
+    "convert": "export",
+    "vllm": "vllm serve",
+}
 EXAMPLES = {
     "see the gain with the pair of models that comes with the package": "sametoken demo",
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',

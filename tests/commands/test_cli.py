@@ -146,7 +146,12 @@ def test_a_file_of_conversations_has_every_tools_name(command: str, spelling: st
 
 @pytest.mark.parametrize(
     ("word", "words"),
-    [("run", "did you mean 'chat'?"), ("sevre", "did you mean 'serve'?"), ("qqq", "No such command 'qqq'.")],
+    [
+        ("run", "did you mean 'chat'?"),
+        ("vllm", "did you mean 'vllm serve'?"),
+        ("sevre", "did you mean 'serve'?"),
+        ("qqq", "No such command 'qqq'."),
+    ],
 )
 def test_a_mistyped_command_names_the_nearest(run: Any, word: str, words: str) -> None:
     said = run(word)

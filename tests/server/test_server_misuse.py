@@ -122,6 +122,16 @@ def test_a_field_of_another_server_names_ours(http: httpx.Client, field: str, wo
     assert (error["param"], error["code"]) == (field, "unknown_parameter")
 
 
+def test_a_server_can_be_told_to_ignore_fields_of_others(tiny_pair: Pair, one_thread: None) -> None:
+    asked = {"prompt": "a", "max_tokens": 4, "seed": 1}
+    with running(LLM(tiny_pair.target), ignore_unknown_fields=True) as server:
+        plain = server.post("/v1/completions", asked).json()
+        beside = server.post("/v1/completions", {**asked, "logits_processors": [], "api_key": "x" * 200_000}).json()
+        assert beside["choices"] == plain["choices"]
+        wrong = server.post("/v1/completions", {**asked, "options": {}, "temperature": -1})
+        assert refusal(wrong)["param"] == "temperature"
+
+
 def test_every_path_that_is_named_is_there(http: httpx.Client) -> None:
     assert set(PATHS.values()) <= http.get("/openapi.json").json()["paths"].keys()
 

@@ -59,6 +59,7 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])
     to.set("--reported-version", VERSION)
+    to.set("--ignore-unknown-fields")
     if "--enable-request-id-headers" not in to.words:
         to.set("--no-enable-request-id-headers")
     for origin in _origins(to.seen["origins"]):

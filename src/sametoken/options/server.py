@@ -80,6 +80,8 @@ class ServerConfig(Settings):
     that ends the thinking; without it, and with a model that marks no thinking: no limit."""
     trust_request_chat_template: bool = False
     """let requests bring a chat template of their own as `chat_template`."""
+    ignore_unknown_fields: bool = False
+    """leave out a field of a request that this server does not have, as vLLM does; off: refuse the request."""
     enable_force_include_usage: bool = False
     """have the usage of its choice in every chunk of every stream, whatever its request says."""
     enable_per_request_metrics: bool = False

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 from starlette.requests import Request
 
 from sametoken.server.body_size import LONG_BODY, check, read_body
-from sametoken.server.errors import ApiError, invalid
+from sametoken.server.errors import LOG, ApiError, invalid, shorten
 from sametoken.server.fields import Body, field_names
 from sametoken.server.http import check_content
 from sametoken.server.prompts import Prompts
@@ -30,6 +31,7 @@ class Api:
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         self._worker, self._names = worker, tuple(names)
         self._tokenizer, self._most = worker.llm.tokenizer, worker.config.max_body
+        self._lenient = worker.config.ignore_unknown_fields
         self._prompts = Prompts(worker.llm, worker.config)
 
     async def _read(self, request: Request, kind: type[B]) -> B:
@@ -46,9 +48,9 @@ class Api:
         received = await read_body(request, self._most)
         request.state.is_long = len(received) > LONG_BODY
         if request.state.is_long:
-            body = await asyncio.to_thread(_parsed, kind, received)
+            body = await asyncio.to_thread(_parsed, kind, received, self._lenient)
         else:
-            body = _parsed(kind, received)
+            body = _parsed(kind, received, self._lenient)
         self._worker.wake()
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
@@ -64,11 +66,25 @@ class Api:
             )
 
 
-def _parsed(kind: type[B], received: bytes) -> B:
-    """A body as checked fields; what takes long about it happens here, its error too."""
+def _parsed(kind: type[B], received: bytes, lenient: bool) -> B:
+    """A body as checked fields; what takes long about it happens here, its error too.
+
+    Args:
+        lenient: leave out fields of the body itself that nobody here knows.
+    """
     if len(received) > LONG_BODY:
         check(received)
     try:
         return kind.model_validate_json(received)
     except ValidationError as error:
-        raise invalid(error, field_names(kind), received) from error
+        unknown = {
+            problem["loc"][0]
+            for problem in (error.errors(include_url=False, include_input=False) if lenient else ())
+            if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1
+        }
+        if not unknown:
+            raise invalid(error, field_names(kind), received) from error
+    LOG.debug("fields of a request that have no effect: %s", ", ".join(shorten(str(each)) for each in sorted(unknown)))
+    return _parsed(
+        kind, to_json({key: value for key, value in from_json(received).items() if key not in unknown}), False
+    )
