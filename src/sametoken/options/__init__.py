@@ -1,1 +1,1 @@
-"""Every option once: type, limits, default, help and the names that other tools have for it."""
+"""Declarations of all options: type, limits, default, help, and names in other tools."""

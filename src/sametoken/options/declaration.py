@@ -1,6 +1,6 @@
 """Declaration of options: a class of typed fields, each with its default and a text below it.
 
-Command line, bodies of requests, the OpenAPI document and the tables of the documentation are views of `declared`.
+The command line, request bodies, the OpenAPI document and the tables of the documentation are made from `declared`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pydantic.fields import FieldInfo
 from sametoken.errors import ConfigError, found_wrong, unknown_name
 from sametoken.options.texts import texts_of_fields
 
-SAME: Any = object()  # the type of the declaration
+SAME: Any = object()  # mark of a field in request bodies that has the type of its declaration
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
-# A command line has lists, and None where nothing was said.
+# The command line passes a list, or None if the option was not given.
 Names = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda given: tuple(given or ()) if given is None or isinstance(given, list) else given),
@@ -29,22 +29,25 @@ Names = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Form of an option in help and documents where its type does not give it; in the field's annotation."""
+    """Presentation of an option in help and documents, as an annotation of its field; replaces that of its type."""
 
     spellings: tuple[str, ...] = ()
     """further spellings on the command line, with their dashes."""
     command_line: bool = True
-    """commands have it; off for objects, which a command line cannot say well."""
+    """True if commands have the option; False for objects, which are awkward on a command line."""
     http: Any = SAME
-    """the type of the field in bodies of requests; None where they have no such field."""
+    """type of the field in request bodies; None if they have no such field."""
     recommended: bool = False
     """a model's generation_config.json may set it."""
     words: str = ""
-    """what is expected, for errors; without them the type says it."""
+    """permitted values in words, for error messages; "" derives them from the type."""
 
 
 class Elsewhere:
-    """Names that other tools have for an option, in its annotation: the tool, a space, and the key below its groups."""
+    """Names of an option in other tools, as an annotation of its field: the tool, a space, and the key with its groups.
+
+    Example: "vllm ngram.prompt_lookup_max"; a slash separates the spellings of one key.
+    """
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -61,21 +64,25 @@ class Declared(NamedTuple):
 
     @property
     def hint(self) -> Any:
-        """The type with its limits."""
+        """Type of the option with its limits."""
         return (
             Annotated[(self.field.annotation, *self.field.metadata)] if self.field.metadata else self.field.annotation
         )
 
 
 def declared(owner: type) -> dict[str, Declared]:
-    """The options of a declaration by name, in its order: a class of `Settings` or a dataclass of pydantic."""
+    """Options of a declaration by name, in the order of its fields.
+
+    Args:
+        owner: a subclass of `Settings`, or a pydantic dataclass.
+    """
     fields: dict[str, FieldInfo] = owner.__pydantic_fields__  # type: ignore[attr-defined]
     texts = texts_of_fields(owner)
     return {name: _declared(name, field, texts.get(name, "")) for name, field in fields.items()}
 
 
 def title(owner: type) -> str:
-    """Subject of a declaration: the first line of its text."""
+    """Title of a declaration: the first line of its docstring, without the full stop."""
     return (owner.__doc__ or "").partition("\n")[0].rstrip(".")
 
 
@@ -86,7 +93,7 @@ def _declared(name: str, field: FieldInfo, text: str) -> Declared:
 
 
 def members(hint: Any) -> list[Any]:
-    """The types of a union, without annotations; one type is a union of itself."""
+    """Member types of a union, without annotations; a list of one type if `hint` is no union."""
     if get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) in (Union, UnionType):
@@ -95,7 +102,7 @@ def members(hint: Any) -> list[Any]:
 
 
 def limits(hint: Any) -> dict[str, Any]:
-    """Bounds of the numbers of a type: "ge", "gt", "le", "lt" and their values."""
+    """Numeric bounds of a type: "ge", "gt", "le" and "lt", each with its value."""
     found = {name: getattr(hint, name) for name in ("ge", "gt", "le", "lt") if getattr(hint, name, None) is not None}
     for part in hint.metadata if isinstance(hint, FieldInfo) else get_args(hint):
         found |= limits(part)
@@ -103,7 +110,7 @@ def limits(hint: Any) -> dict[str, Any]:
 
 
 def expected(option: Declared) -> str:
-    """Permitted values of an option, in words."""
+    """Description of an option's permitted values, for error messages."""
     kinds, bounds = members(option.hint), limits(option.hint)
     low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
     if option.shown.words:
@@ -122,7 +129,7 @@ def expected(option: Declared) -> str:
 
 
 class Settings(BaseModel):
-    """Base of every group of settings: immutable, no unknown keys, `ConfigError` instead of a pydantic error."""
+    """Base class of every group of settings: immutable; an unknown key or a wrong value raises `ConfigError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -136,13 +143,13 @@ class Settings(BaseModel):
             problem = error.errors()[0]
             where = ".".join(str(part) for part in problem["loc"])
             field, place = type(self).__name__, ""
-            if where:  # otherwise several keys together, which the message names
+            if where:  # otherwise several keys contradict each other, and the message names them
                 field, place = f"{field}.{where}", f" = {problem['input']!r}"
             raise ConfigError(found_wrong(problem), field=field, place=place) from error
 
     @classmethod
     def of(cls, given: Self | Mapping[str, Any] | None) -> Self:
-        """These settings from an instance, a mapping or nothing (the defaults)."""
+        """Settings from an instance, from a mapping of keys to values, or from None (the defaults)."""
         if isinstance(given, cls):
             return given
         if given is not None and not isinstance(given, Mapping):

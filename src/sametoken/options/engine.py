@@ -1,4 +1,4 @@
-"""The options of an engine: its model, its batches, its memory. Names are TensorRT-LLM's and vLLM's."""
+"""Options of an engine: model, batches and memory. Names are those of TensorRT-LLM and vLLM."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sametoken.options.declaration import Elsewhere, Positive, Settings, Shown
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
 KVDType = Literal["auto", "bfloat16", "int8", "fp8", "fp8_e4m3"]
-# vLLM's names for a scale per token and head, SGLang's bfloat16, llama.cpp's nearest type.
+# Names in vLLM (with one scale per token and head), in SGLang, and in llama.cpp (its nearest type).
 KV_ALIASES = {"int8_per_token_head": "int8", "fp8_per_token_head": "fp8", "bf16": "bfloat16", "q8_0": "int8"}
 MOST_RANKS = 64
-MOST_THREADS = 1024  # more than any machine this is for, and few enough to start
+MOST_THREADS = 1024  # above the number of cores of any supported machine, and few enough to start
 
 
 def _kv_dtype(given: Any) -> Any:
-    """Our name of a cache's dtype; raises `ValueError` for one that another tool has and we refuse."""
+    """Our name of a KV cache dtype; raises `ValueError` for E5M2, which other tools have and this engine refuses."""
     if given == "fp8_e5m2":
         raise ValueError(
             "E5M2 has one bit of fraction less than E4M3, and a scale per vector gives E4M3 its range; use fp8"

@@ -1,4 +1,4 @@
-"""Sampling options as bodies of requests hold them, where JSON or the cost of a request asks for another type."""
+"""Types of sampling options in request bodies, where JSON or the cost of a request needs a type of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_SCORED = 128
 MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
-MOST_BIAS = 100  # of a token's score, either way
+MOST_BIAS = 100  # largest absolute bias of a logit
 
 
 def _texts(given: object) -> object:

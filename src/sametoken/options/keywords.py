@@ -1,6 +1,6 @@
-"""The keywords of `LLM` beside the models, as editors and type checkers see them.
+"""Keywords of `LLM` other than the model and its draft, as types for editors and type checkers.
 
-The declarations in `options.engine` decide what each means; a test compares names and defaults.
+`options.engine` declares the meaning of each keyword; a test compares names and defaults.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sametoken.options.engine import DType, KVDType, Quantization
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keys of `EngineConfig`, and of `KVCacheConfig` with "kv_cache_" before them; all may be left out."""
+    """Keys of `EngineConfig`, and of `KVCacheConfig` with the prefix "kv_cache_"; all are optional."""
 
     dtype: DType
     device: str
@@ -38,7 +38,7 @@ class EngineOptions(TypedDict, total=False):
 
 
 class Options(EngineOptions, total=False):
-    """Those of `EngineOptions`, and vLLM's that most programs give; `dialects.keywords` reads these and all others."""
+    """Keys of `EngineOptions`, and common keywords of vLLM; `dialects.keywords` translates all keywords of vLLM."""
 
     max_model_len: int | str
     max_num_seqs: int

@@ -1,4 +1,4 @@
-"""Refusal of a value by a dataclass of options: its name, what was got and what was expected."""
+"""Refusal of a value by a dataclass of options, with the name of the field, the value and the permitted values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ T = TypeVar("T")
 
 
 def refusing(field: str = "") -> Callable[[type[T]], type[T]]:
-    """Decorator of a dataclass that raises `RequestError` with what a field expects; `field` holds the object."""
+    """Decorate a pydantic dataclass: a wrong value raises `RequestError` with the permitted values of its field.
+
+    Args:
+        field: name of the request's field that contains the object; "" if the object is the request itself.
+    """
 
     def wrap(owner: type[T]) -> type[T]:
         checked = owner.__init__

@@ -1,6 +1,6 @@
-"""The options of a request: how tokens are drawn, the grammar of the output, how it is drafted. Names are vLLM's.
+"""Options of a request: sampling, the grammar of the output, and drafting. Names are vLLM's.
 
-Nothing here is accepted and ignored: a value that cannot be honoured is refused by name when it is given.
+No value is accepted and ignored: one that cannot be honoured is refused with the name of its option.
 """
 
 from __future__ import annotations
@@ -136,14 +136,15 @@ class StructuredOutputs:
 
 
 class _FormsSchema:
-    """The JSON schema of the forms that a body may name."""
+    """JSON schema of `structured_outputs` in request bodies, which has a property for each kind of grammar."""
 
     @staticmethod
     def __get_pydantic_json_schema__(schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         properties = {}
         for name, option in _forms().items():
-            said = TypeAdapter(option.hint).json_schema()
-            kinds = [each for each in said.get("anyOf", [said]) if each != {"type": "null"}]
+            schema_of_option = TypeAdapter(option.hint).json_schema()
+            members = schema_of_option.get("anyOf", [schema_of_option])
+            kinds = [each for each in members if each != {"type": "null"}]
             properties[name] = {"anyOf": kinds} if len(kinds) > 1 else kinds[0]
         return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
 
@@ -191,7 +192,7 @@ class RequestSpeculation:
 @refusing("thought_bound")
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class ThoughtBound:
-    """Bound of what a model may think before it answers.
+    """Limit of the reasoning tokens before an answer.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -200,12 +201,12 @@ class ThoughtBound:
     tokens: Count
     """number of tokens between the marks, at most."""
     opens: str
-    """mark that begins the thinking."""
+    """mark at the beginning of the reasoning."""
     closes: Annotated[str, Field(min_length=1)]
-    """mark that ends it."""
+    """mark at the end of the reasoning."""
     begun: bool = False
-    """whether the output begins within the thinking; otherwise an output that does not begin with `opens` is not
-    bounded."""
+    """true if the output begins within the reasoning; otherwise an output that does not begin with `opens` has no
+    limit."""
 
 
 @refusing()
@@ -271,15 +272,16 @@ class SamplingParams:
     prompt_logprobs: Annotated[Count | None, Shown(http=json_types.Logprobs)] = None
     """number of alternatives that are reported per token of the prompt; without it: nothing is reported."""
     cache_salt: Annotated[str | None, Shown(command_line=False, http=json_types.Text)] = None
-    """text that keeps this request's computed prompt, and guesses from its output, from requests with another one,
-    which could tell by their time whether somebody sent it before; without it: requests of an API key share."""
+    """text that limits the reuse of cached prompts, and of outputs for guesses, to requests with the same text. The
+    time of a reply then reveals nothing about requests with another text. Without it: all requests of an API key share
+    them."""
     skip_special_tokens: bool = True
     """leave special tokens out of the text."""
     structured_outputs: Annotated[StructuredOutputs | None, Shown(command_line=False, http=Forms)] = None
     """the grammar that the output follows, one of `json`, `json_object`, `regex`, `choice`, `grammar`,
     `structural_tag`. Cannot be combined with min_tokens or bad_words."""
     thought_bound: Annotated[ThoughtBound | None, Shown(command_line=False, http=None)] = None
-    """how much the model may think; in a request thinking_token_budget. Without it: as much as it likes."""
+    """limit of the reasoning; in a request thinking_token_budget. Without it: no limit."""
     shaping: Annotated[Shaping | None, Shown(command_line=False, http=None)] = None
     """llama.cpp's samplers; without it: none of them."""
     speculative: Annotated[RequestSpeculation | None, Shown(command_line=False, http=None)] = None
@@ -300,19 +302,19 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True if the token with the highest score is taken, without noise."""
+        """True if each token is the one with the highest logit, without noise."""
         return self.temperature == 0
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Parameters from what JSON can say: `logit_bias` keys may be digits, `speculative` a mapping.
+        """Parameters from values of JSON: keys of `logit_bias` may be strings of digits, nested options mappings.
 
         Raises:
             RequestError: a key is unknown or a value is refused.
         """
         chosen = dict(_known("sampling parameter", values, cls))
         if isinstance(chosen.get("logit_bias"), Mapping):
-            chosen["logit_bias"] = {_spoken_id(key): value for key, value in chosen["logit_bias"].items()}
+            chosen["logit_bias"] = {_int_of_digits(key): value for key, value in chosen["logit_bias"].items()}
         if isinstance(chosen.get("speculative"), Mapping):
             chosen["speculative"] = RequestSpeculation(
                 **_known("speculative parameter", chosen["speculative"], RequestSpeculation)
@@ -338,9 +340,9 @@ def _known(kind: str, values: Mapping[str, Any], owner: type[Any]) -> Mapping[st
     return values
 
 
-def _spoken_id(key: object) -> object:
+def _int_of_digits(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
-# The parameters that a model may recommend in its generation_config.json, as vLLM reads it.
+# Parameters that a model's generation_config.json may set, as in vLLM.
 RECOMMENDED = tuple(name for name, option in declared(SamplingParams).items() if option.shown.recommended)

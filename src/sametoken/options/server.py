@@ -1,4 +1,4 @@
-"""The options of the HTTP server around an engine."""
+"""Options of the HTTP server."""
 
 from __future__ import annotations
 
@@ -56,12 +56,11 @@ class ServerConfig(Settings):
     the memory for the KV cache, and on CUDA a GPU of its own. A request goes to the replica that has most of its prompt
     in the cache, unless that one is busier."""
     api_key: Names = ()
-    """a key that clients must send as a bearer token; may be given several times; without it: everyone may ask.
+    """a key that clients must send as a bearer token; may be given several times; without it: clients need no key.
     SAMETOKEN_API_KEY holds further keys, separated by commas."""
     share_between_keys: Annotated[bool, Shown(("--suffix-shared",))] = False
-    """let requests of one API key profit from those of others: from their prompts in the cache, and from their outputs
-    for guesses. That is faster where keys have texts in common, but the time of an answer then tells what others sent.
-    """
+    """let requests of one API key reuse those of others: their prompts in the cache, and their outputs for guesses.
+    That is faster where keys have texts in common, but the time of a reply then reveals the requests of others."""
     allowed_host: Names = ()
     """further name by which clients may call this server where it listens on a loopback address and has no key; may be
     given several times; without it: `localhost` and IP addresses alone, so that no web page can reach it by a name of
@@ -85,10 +84,10 @@ class ServerConfig(Settings):
     enable_force_include_usage: bool = False
     """have the usage of its choice in every chunk of every stream, whatever its request says."""
     enable_per_request_metrics: bool = False
-    """tell how long a request waited, read its prompt and generated, as `metrics` of a reply with one choice, in a
-    stream beside the usage at its end."""
+    """report the seconds that a request waited, read its prompt and generated, as `metrics` of a reply with one choice;
+    a stream has them with the usage at its end."""
     return_tokens_as_token_ids: bool = False
-    """tell the tokens of log-probabilities by number in the replies to requests that do not say otherwise."""
+    """show the tokens of log-probabilities by id in replies to requests that do not set it."""
     model_tags: Names = ()
     """tag of the model, for people, which GET /models shows; may be given several times; without it: none."""
     ui: Annotated[bool, Shown(("--webui/--no-webui",))] = True

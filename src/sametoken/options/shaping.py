@@ -1,4 +1,4 @@
-"""The samplers that llama.cpp has beside ours, as parameters of a request; names and formulas are its own."""
+"""Samplers of llama.cpp that vLLM does not have, as parameters of a request; names and formulas are llama.cpp's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _breakers(value: Any) -> tuple[str, ...]:
 @refusing("shaping")
 @dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class Shaping:
-    """Samplers of llama.cpp. Those of one request are applied in the order of its own default.
+    """Samplers of llama.cpp, applied in llama.cpp's default order.
 
-    They read scores before temperature, and so do top_p, top_k and min_p of a request that has one of the first six.
+    They read logits before temperature, and so do top_p, top_k and min_p of a request that has one of the first six.
 
     Raises:
         RequestError: a field has the wrong type or range.
@@ -61,7 +61,7 @@ class Shaping:
 
     @property
     def shapes(self) -> bool:
-        """True if it changes the distribution of tokens."""
+        """True if a sampler changes the distribution of tokens; DRY, which only subtracts penalties, does not count."""
         cut = self.top_n_sigma > 0 or self.typical_p < 1
         return cut or self.xtc_probability > 0 or self.dynatemp_range > 0
 

@@ -1,4 +1,4 @@
-"""The options of speculation: how an engine makes drafts. Names are TensorRT-LLM's and vLLM's."""
+"""Options of speculative decoding in an engine. Names are those of TensorRT-LLM and vLLM."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from sametoken import kinds
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Elsewhere, Positive, Settings
 
-NO_DRAFT, AUTO = "none", "auto"  # methods that are no drafter: none of them, and all of them
+NO_DRAFT, AUTO = "none", "auto"  # methods that name no drafter: decoding without drafts, and a choice among all
 METHODS = (*kinds.choices(), AUTO, NO_DRAFT)
 if TYPE_CHECKING:
     Method = str
 else:
     Method = Literal[METHODS]
-# Drafts without being asked for on a CPU, where there is no draft: the method, and the longest draft.
+# Default on a CPU if neither a draft model or head nor a method is given: the method, and its draft length.
 FREE, FREE_LENGTH = next((kind.name, kind.unasked) for kind in kinds.kinds() if kind.unasked)
-# What the methods that take weights are given as the draft.
+# Description of the draft, by method, for methods with weights.
 MODEL_METHODS = {kind.name: kind.what for kind in kinds.kinds() if kind.weights}
 
-# EAGLE-2's names: what each sets here, and how much more it counts.
+# EAGLE-2's names: the option that each sets, and the number of nodes by which EAGLE-2 counts more.
 ALIASES = {"depth": ("max_draft_len", 0), "top_k": ("tree_top_k", 0), "total_tokens": ("max_total_draft_tokens", 1)}
 
 
 class SpeculativeConfig(Settings):
     """Drafting.
 
-    EAGLE-2's own names may be used too: `depth` for max_draft_len, `top_k` for tree_top_k, and `total_tokens`, which
+    EAGLE-2's names are accepted too: `depth` for max_draft_len, `top_k` for tree_top_k, and `total_tokens`, which
     counts the root, for max_total_draft_tokens + 1.
     """
 
@@ -121,17 +121,17 @@ class SpeculativeConfig(Settings):
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest path that the length and the budget of a draft both allow."""
+        """Number of tokens on the longest path that both the length and the budget of a draft allow."""
         return min(self.max_draft_len, self.max_total_draft_tokens or self.max_draft_len)
 
     @property
     def most_nodes(self) -> int:
-        """Cache slots past the pending token that a draft of these settings may take."""
+        """Number of KV cache slots after the pending token that one draft may occupy, at most."""
         return max(self.max_total_draft_tokens or 0, self.max_draft_len * self.tree_top_k)
 
     @property
     def budget(self) -> int:
-        """Tokens of a draft, tree or chain."""
+        """Number of tokens of a draft (a tree or a chain), at most."""
         return self.max_total_draft_tokens or self.max_draft_len * self.tree_top_k
 
     @model_validator(mode="after")
@@ -160,7 +160,7 @@ class SpeculativeConfig(Settings):
 
     @property
     def schedule(self) -> dict[int, int] | None:
-        """Longest path by batch size, whichever way it was said."""
+        """Draft length by largest batch size, from `max_concurrency` or `draft_len_schedule`; None without both."""
         if self.max_concurrency is not None:
             return {self.max_concurrency: self.max_draft_len}
         return self.draft_len_schedule

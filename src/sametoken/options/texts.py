@@ -1,7 +1,7 @@
-"""Texts that stand below the fields of a class, read from its source when somebody asks for them.
+"""Texts below the fields of a class, read from its source on first use.
 
 Pydantic can read them too (`use_attribute_docstrings`), but does so while the class is made and walks the whole stack
-for each: 0.25 s of the start of a server, which shows them to nobody.
+for each: 0.25 s of the start of a server, which does not use them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from itertools import pairwise
 
 
 def texts_of_fields(owner: type) -> Mapping[str, str]:
-    """Texts below the fields of a class and of its bases, by field; nothing where there is no source."""
+    """Texts below the fields of a class and of its bases, by field; empty if there is no source."""
     found: dict[str, str] = {}
     for part in reversed(owner.__mro__):
-        if part.__module__.partition(".")[0] == "pydantic":  # whose own fields are no options
+        if part.__module__.partition(".")[0] == "pydantic":  # fields of pydantic's classes are no options
             continue
         found |= _texts(part.__module__).get(part.__qualname__, {})
     return {name: text for name, text in found.items() if text}
@@ -26,7 +26,7 @@ def texts_of_fields(owner: type) -> Mapping[str, str]:
 
 @cache
 def _texts(module: str) -> Mapping[str, Mapping[str, str]]:
-    """The texts of all classes of a module by qualified name; classes in functions are left out."""
+    """Texts of all classes of a module by qualified name; classes within functions are left out."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError, KeyError):  # built in, or without source
@@ -42,7 +42,10 @@ def _classes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.Class
 
 
 def _below_fields(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
-    """Each field of a class with the text below it, "" if there is none, which a text of a base does not replace."""
+    """Fields of a class, each with the text below it.
+
+    A field without a text has "", so that a text from a base class does not replace it.
+    """
     for field, below in pairwise([*body, ast.Pass()]):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             match below:

@@ -1,6 +1,7 @@
-"""The options of training: what all kinds of drafts share, the run, what is kept, data. Names are of launch scripts.
+"""Options of training: those that all kinds of drafts share, the run, the files it writes, and the data.
 
-A kind of draft declares its own options in subclasses of `HeadOptions` and `LossOptions`.
+Names are those of other trainers' launch scripts. A kind of draft declares its own options in subclasses of
+`HeadOptions` and `LossOptions`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pydantic import Field, model_validator
 from sametoken.options.declaration import Positive, Settings
 from sametoken.options.engine import MOST_THREADS
 
-ROW = 512  # tokens of a row where nothing else is said
-LONGEST = 2048  # tokens that conversations are cut at where nothing else is said
+ROW = 512  # default number of tokens of a row
+LONGEST = 2048  # default number of tokens at which conversations are cut
 
 Schedule = Literal["cosine", "linear", "constant"]
 RoundedFormat = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"]  # of `sametoken quantize`, whose files are safetensors
@@ -52,12 +53,12 @@ class LossOptions(Settings):
 
     @property
     def decay(self) -> float:
-        """`loss_decay`, or what it is where nothing chose it."""
+        """`loss_decay`, or its default."""
         return 0.8 if self.loss_decay is None else self.loss_decay
 
     @property
     def mix(self) -> str | float:
-        """`loss_mix` as a number where it is one."""
+        """`loss_mix` as a number, or as its name: "adaptive" or "alpha"."""
         try:
             return float(self.loss_mix)
         except ValueError:
@@ -65,7 +66,7 @@ class LossOptions(Settings):
 
 
 class RoundedLoss(LossOptions):
-    """Loss of heads, which may be trained as they are served in few bits."""
+    """Loss of heads that can be trained for a format with few bits."""
 
     quantize_aware: RoundedFormat | None = None
     """round linear layers to this format of `sametoken quantize` in every forward of training, and write the head in
@@ -176,6 +177,6 @@ class DataSettings(Settings):
     fill_vocabulary: bool = False
     """fill the draft vocabulary up with tokens that do not occur in the data."""
     all_tokens: bool = False
-    """train on every token, not only on what the assistant says."""
+    """train on every token, not only on the assistant's answers."""
     end_of_turn: bool = True
     """train on the token that ends an answer too."""
