@@ -1,1 +1,1 @@
-"""Configuration written for other servers, translated into ours: pure data in, settings and notes out."""
+"""Translation of configurations of other servers into settings of this one, as pure functions of data."""

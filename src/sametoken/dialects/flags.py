@@ -1,7 +1,7 @@
-"""Options that `trtllm-serve`, `vllm serve` and `llama-server` have and we spell otherwise or do not need, as data.
+"""Options of `trtllm-serve`, `vllm serve` and `llama-server` that `sametoken serve` accepts or refuses, as data.
 
-Options that those servers and we spell alike (--max_batch_size, --host, --api-key, ...) are our own; other names of our
-options stand at the options.
+Options with the same spelling here (--max_batch_size, --host, --api-key, ...) are not listed. Other names of our
+options come from their declarations (`options.declaration.Elsewhere`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from sametoken.options.serving import OPTIONS, elsewhere
 
 
 class Flag(NamedTuple):
-    """An option of a server, the type of its values, what becomes of them, and further names of it.
+    """One option of another server.
 
-    Names have no dashes, but for those of one dash, which are as they are written; a switch has only such aliases.
+    Attributes:
+        server: the server's command.
+        kind: type of the option's values; bool for a switch.
+        rule: translation of a value.
+        aliases: further names, without leading dashes except for names with one dash; a switch has only the latter.
     """
 
     server: str
@@ -30,7 +34,7 @@ class Flag(NamedTuple):
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """The aliases as users write them."""
+        """Aliases as users write them, with dashes."""
         if self.kind is bool:
             return tuple(f"{name}/-no{name[1:]}" for name in self.aliases)
         plain = (f"--{name}" for name in self.aliases if not name.startswith("-"))
@@ -38,22 +42,22 @@ class Flag(NamedTuple):
 
     @property
     def help(self) -> str:
-        """A line for the help."""
+        """Text of the option for the help of `sametoken serve`."""
         return f"as in {self.server}: {described(self.rule)}."
 
 
 def log_level(stated: str) -> str:
-    """Our level for one of uvicorn's."""
+    """Our log level for one of uvicorn's."""
     return {"critical": "error", "trace": "debug"}.get(stated, stated)
 
 
 def opposite(stated: Any) -> Any:
-    """The other truth value; anything else stays, for the check of our setting to refuse."""
+    """Negated truth value; any other value is returned unchanged, and the check of our setting refuses it."""
     return not stated if isinstance(stated, bool) else stated
 
 
 TRT, VLLM, LLAMA = "trtllm-serve", "vllm serve", "llama-server"
-# Options of trtllm-serve that are keys of its file too, by the last name.
+# Options of trtllm-serve that are keys of its YAML file too; the last name of each is the key.
 KEYS = (
     "backend pp_size/pipeline_parallel_size cp_size/context_parallel_size ep_size/moe_expert_parallel_size "
     "cluster_size/moe_cluster_parallel_size gpus_per_node max_beam_width trust_remote_code enable_chunked_prefill "
@@ -61,7 +65,7 @@ KEYS = (
 )
 CALLS = "tool calls of all supported formats are recognised without it"
 NOT_LOGGED = "prompts and parameters are never logged; --access-log has a line per request"
-# Other options of each server: without effect, and refused.
+# Other options of each server, by the reason: first those without effect, then those that are refused.
 OWN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     TRT: (
         {
@@ -122,7 +126,7 @@ FLAGS: Mapping[str, Flag] = MappingProxyType(dict(_flags()))
 
 
 def read_flags(given: Mapping[str, Any]) -> Translation:
-    """Translate the given options, by their names.
+    """Translate the values of given options, by the keys of `FLAGS`.
 
     Raises:
         ConfigError: a value is not possible here, or two options contradict each other.

@@ -1,4 +1,4 @@
-"""Keywords of vLLM's `LLM` as those of ours, read by the table of `vllm serve`."""
+"""Translation of keywords of vLLM's `LLM` into keywords of ours, by the table of options of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ ROWS = {name[2:].replace("-", "_"): row for row in table("vllm") for name in row
 
 
 class Keywords(NamedTuple):
-    """Keywords of `LLM` in our words.
+    """Keywords of `LLM`, translated and grouped.
 
     Attributes:
-        engine: keys of `EngineConfig` and of the cache. `models`: the draft and its version.
-        speculative: how drafts are made.
-        env: variables that the process needs.
-        notes: what was given and has no effect, a line each.
+        engine: keys of `EngineConfig`, and of `KVCacheConfig` with the prefix "kv_cache_".
+        models: keys of `ModelSettings`.
+        speculative: keys of `SpeculativeConfig`.
+        env: environment variables that the process needs.
+        notes: one line for each keyword without effect.
     """
 
     engine: dict[str, Any]
@@ -40,49 +41,49 @@ class Keywords(NamedTuple):
 
 
 def read_keywords(given: Mapping[str, Any]) -> Keywords:
-    """Our keywords as they are, and vLLM's as what they are here.
+    """Translate keywords of vLLM; our own keywords are unchanged.
 
     Raises:
         ConfigError: a keyword is unknown, would change texts, or is given twice; or its value is not possible here.
     """
-    said, passage = Translation(), Passage()
+    result, passage = Translation(), Passage()
     for name, value in given.items():
         if name in ENGINE and not _is_theirs(name, value):
-            said.set(name, value, name)
+            result.set(name, value, name)
         elif name not in ROWS:
             raise ConfigError(unknown_name("LLM keyword", name, ENGINE, ROWS))
         elif isinstance(value, int | float) or value:
             _take(name, value, passage)
-            said.add(_settings(passage, f"{name}={value!r}"))
+            result.add(_settings(passage, f"{name}={value!r}"))
     passage.finish()
-    said.add(_settings(passage, "speculative_config"))
-    settings = {name: each.value for name, each in said.settings.items()}
-    notes = [*said.notes, *([f"no effect here: {', '.join(passage.idle)}"] if passage.idle else [])]
+    result.add(_settings(passage, "speculative_config"))
+    settings = {name: each.value for name, each in result.settings.items()}
+    notes = [*result.notes, *([f"no effect here: {', '.join(passage.idle)}"] if passage.idle else [])]
     engine, models, speculative = ({name: settings[name] for name in settings if name in group} for group in GROUPS)
     return Keywords(engine, models, speculative, passage.env, notes)
 
 
 def _is_theirs(name: str, value: Any) -> bool:
-    """True if a keyword that both have has a value that only vLLM has, such as dtype="half"."""
+    """Return True if a keyword of both engines has a value that only vLLM has, such as dtype="half"."""
     hint = OPTIONS[name].field.annotation
     return name in ROWS and get_origin(hint) is Literal and value not in get_args(hint)
 
 
 def _take(name: str, value: Any, passage: Passage) -> None:
-    """Add one of vLLM's keywords as the command line would say it."""
+    """Add one keyword of vLLM, in the form of the equivalent command-line option."""
     row = ROWS[name]
-    said: str | None = name
+    spelling: str | None = name
     if not row.value and not value:
-        said = row.names[0] if row.negates(name) else row.off
-    if said is None:  # a switch that cannot be turned off
+        spelling = row.names[0] if row.negates(name) else row.off
+    if spelling is None:  # a switch that cannot be turned off
         return
     several = row.value.startswith("+") and _is_list(value)
     words = [] if not row.value else [*map(_word, value)] if several else [_word(value)]
-    take(row, said, words, RULES, passage, f"{name}={value!r}")
+    take(row, spelling, words, RULES, passage, f"{name}={value!r}")
 
 
 def _settings(passage: Passage, origin: str) -> Translation:
-    """Settings from the words of a passage; removes these words from it."""
+    """Settings from the words of a passage, which are removed from the passage."""
     result = Translation()
     for option, stated in _pairs(passage.words):
         if option == "speculative_config":
@@ -100,17 +101,17 @@ def _is_list(value: Any) -> bool:
 
 
 def _word(value: Any) -> str:
-    """A value as the command line has it."""
+    """Command-line form of a value."""
     if value is True:
         return "on"
     try:
         return value if isinstance(value, str) else json.dumps(value)
-    except (TypeError, ValueError):  # an object of vLLM's or torch's
+    except (TypeError, ValueError):  # an object of vLLM or torch, such as torch.bfloat16
         return str(value).removeprefix("torch.")
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Options of ours and their values in words of a command line."""
+    """Our options in the words of a command line, each with its value as text."""
     left = list(words)
     while left:
         name, equals, stated = left.pop(0).partition("=")

@@ -1,4 +1,7 @@
-"""llama-server's whole command line and its variables as words of `sametoken serve`; its options are in a table."""
+"""Translation of llama-server's command line and environment into words of `sametoken serve`.
+
+The table of its options is llama_server.tsv.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from sametoken.dialects.peers import (
 )
 from sametoken.errors import ConfigError
 
-SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # where nobody says otherwise
-WORDS = ("--any-model", "--cors-credentials", "--no-metrics")  # its defaults for switches of ours
-# What switches a sampler off that `--samplers` leaves out, by its names.
+SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # llama-server's defaults
+WORDS = ("--any-model", "--cors-credentials", "--no-metrics")  # our switches that match llama-server's defaults
+# Names of each sampler, and the parameters that turn it off if `--samplers` leaves it out.
 SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
     ("penalties",): {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
     ("top_k", "top-k"): {"top_k": 0},
@@ -32,7 +35,7 @@ SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
     ("typ_p", "typical_p", "typ-p", "typical"): {"shaping.typical_p": 1.0},
     ("xtc",): {"shaping.xtc_probability": 0.0},
 }
-OFF = ("infill", "adaptive_p")  # samplers that no option turns on
+OFF = ("infill", "adaptive_p")  # samplers that no option of ours turns on
 LETTERS = {
     "e": "penalties",
     "d": "dry",
@@ -43,31 +46,32 @@ LETTERS = {
     "m": "min_p",
     "x": "xtc",
     "t": "temperature",
-}  # fmt: skip - of --sampler-seq
-STEP = 512  # tokens that llama-server reads at once, where -ub does not say otherwise
-LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # of the log, by llama-server's verbosity
-DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # ours
+}  # fmt: skip - letters of --sampler-seq
+STEP = 512  # llama-server's default of -ub: number of tokens of one forward
+LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # our log level for each level of llama-server
+DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # names of devices here
 COARSER = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of its KV cache with fewer bits than any of ours
 OF_PRESETS = {"--port": "8012", "context": "0", "batch": "1024", "micro": "1024"}
 
 
 def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
-    """Translate llama-server's command line and variables.
+    """Translate llama-server's command line and environment variables.
 
     Raises:
-        ConfigError: an option would change texts or what is served, or its value makes no sense.
+        ConfigError: an option would change outputs or needs an unsupported feature, or its value is wrong.
     """
     to = Passage(words=[*WORDS], sampling=dict(SAMPLING), seen={"--port": "8080", "origins": "*"})
-    kept = {name: value for name, value in environ.items() if name not in ("HF_TOKEN", "LLAMA_API_KEY")}  # read later
+    # Other code reads these two variables.
+    kept = {name: value for name, value in environ.items() if name not in ("HF_TOKEN", "LLAMA_API_KEY")}
     read(table("llama_server"), arguments, kept, RULES, to)
-    to.template.setdefault("enable_thinking", True)  # templates that ask for it think unless they are told not to
+    to.template.setdefault("enable_thinking", True)  # llama-server's default
     _join(to)
     to.finish()
     return to
 
 
 def _join(to: Passage) -> None:
-    """Add the options that several words make."""
+    """Add the options that follow from several options of llama-server together."""
     seen = to.seen
     context, slots = int(seen.get("context", 0)), int(seen.get("parallel", -1))
     if slots > 0:

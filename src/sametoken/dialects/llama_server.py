@@ -1,7 +1,7 @@
-"""Options of llama.cpp's `llama-server` as data, but for those that only have another name than ours.
+"""Options of llama.cpp's `llama-server` as data, except those that differ from ours in the name alone.
 
-Source: `common/arg.cpp` and `tools/server/README.md` of 2025 and 2026, older spellings included. The names that it has
-for options of ours stand at the options. Its short names have one dash, however many letters they have.
+Source: `common/arg.cpp` and `tools/server/README.md` of 2025 and 2026, older spellings included. Options that differ
+in the name alone are in the declarations of our options. Short names have one dash, even those of several letters.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from sametoken.dialects.rules import Sets
 from sametoken.dialects.trtllm import ALWAYS, KERNELS, NO_PART
 from sametoken.options.speculation import AUTO, NO_DRAFT
 
-# How drafts are made, as far as both have it.
+# Our method for each --spec-type that both servers have.
 SPEC_TYPES = {NO_DRAFT: NO_DRAFT, **{name: ours for name, (ours, *_) in kinds.aliases("llama-server").items()}}
 REASONING = {"none": "none", "auto": "auto", "deepseek": "auto"}
 
 
 def cache_type(stated: Any) -> Any:
-    """Our dtype of the KV cache for llama.cpp's type, whose default is float16."""
+    """Our KV cache dtype for llama.cpp's; "auto" for f16, llama.cpp's default."""
     return "auto" if stated == "f16" else stated
 
 
 def spec_type(stated: str) -> str:
-    """Our method for types that commas separate, "auto" for several; raises `ValueError` where there is none."""
+    """Our method for --spec-type, "auto" for several types; raises `ValueError` if there is none."""
     named = [name.strip() for name in stated.split(",")]
     if not set(named) <= SPEC_TYPES.keys():
         raise ValueError(f"expected one of {', '.join(SPEC_TYPES)}, or --method with one of ours")
@@ -35,31 +35,31 @@ def spec_type(stated: str) -> str:
 
 
 def reasoning(stated: str) -> str:
-    """Format of the reasoning in replies; raises `ValueError` for one that is not ours."""
+    """Our reasoning parser for a --reasoning-format; raises `ValueError` if there is none."""
     if stated not in REASONING:
         raise ValueError(f"expected one of {', '.join(REASONING)}")
     return REASONING[stated]
 
 
 def context(stated: int) -> int | None:
-    """Tokens of a sequence; None for 0, the model's own."""
+    """Number of tokens of a sequence, at most; None for 0, the model's own limit."""
     return stated or None
 
 
 def rows(stated: int) -> int | None:
-    """Sequences that run together; None for -1, as many as the server chooses."""
+    """Number of sequences that run together, at most; None for -1, a number that the server chooses."""
     return None if stated == -1 else stated
 
 
 def sampling(name: str, stated: Any) -> dict[str, Any] | None:
-    """A sampling parameter for requests that do not say otherwise; None for llama.cpp's own words for that."""
+    """Default of one sampling parameter, as a mapping of its name; None for a value that means llama.cpp's default."""
     if name in ("seed", "max_tokens") and stated in (-1, 2**32 - 1):
         return None
     return {name: stated}
 
 
 def names(stated: str) -> list[str]:
-    """Names that commas separate."""
+    """Names in a text that separates them by commas."""
     return [name.strip() for name in stated.split(",")]
 
 
@@ -70,10 +70,10 @@ SAMPLING = (
     ("predict/-n/n_predict", "max_tokens", int),
 )  # fmt: skip
 ALONE = {"flash_attn": "on"}  # values of options that were switches in older releases
-ON_DEVICE = "a model is on one device as a whole; --device cpu or --device cuda says which"
+ON_DEVICE = "the whole model is on one device, which --device cpu or --device cuda selects"
 THREADS = "--threads is the number for everything that is computed"
 CACHE_OF_DRAFT = "the draft's KV cache has the dtype of the target's, which --kv-cache-dtype sets"
-# Names that are spelled as `keys` of `rules` reads them, and what they set.
+# Options in the notation of `rules.keys`, each with the option of ours that it sets.
 SET: dict[str, Sets] = {
     "ctx_size/-c:int": Sets(
         "max_seq_len", context, "each sequence may have so many; llama-server divides it among its slots"
@@ -86,7 +86,7 @@ SET: dict[str, Sets] = {
     "cors_origins:str": Sets("cors_origin", names),
     "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
     **{
-        f"{words}:{kind.__name__}": Sets("default_sampling", partial(sampling, name), "for requests that do not say it")
+        f"{words}:{kind.__name__}": Sets("default_sampling", partial(sampling, name), "for requests that do not set it")
         for words, name, kind in SAMPLING
     },
     **{
@@ -116,8 +116,8 @@ NO_EFFECT: dict[str, str] = {
 }  # fmt: skip
 REFUSED: dict[str, str] = {
     f"{KERNELS}; write -fa auto, or leave it out": "flash_attn/-fa=on|auto",
-    "each request says it as response_format or guided_grammar; leave it out": "grammar grammar_file json_schema/-j",
-    "each request says it as chat_template_kwargs; leave it out": "chat_template_kwargs",
+    "requests set it as response_format or guided_grammar; leave it out": "grammar grammar_file json_schema/-j",
+    "requests set it as chat_template_kwargs; leave it out": "chat_template_kwargs",
     "set --thinking-token-budget instead": "reasoning_budget=-1",
     "put the keys into the variable SAMETOKEN_API_KEY, separated by commas": "api_key_file",
     "export HF_TOKEN instead": "hf_token/-hft",

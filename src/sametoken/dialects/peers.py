@@ -1,8 +1,8 @@
-"""Command lines of other servers, read by tables of their options, as words of `sametoken serve`.
+"""Translation of other servers' command lines into words of `sametoken serve`, by tables of their options.
 
-A line of a table says what an option is here: `set` sets an option of ours, or a rule reads it; `none` cannot change a
-text (placement, memory, speed, logs); `refused` would change one, or what is served, and has advice. Words that are not
-in the table are passed on, so that options of ours work too.
+A line of a table gives the effect of an option. `set` sets an option of ours, directly or by a rule. `none` has no
+effect here and cannot change an output (placement, memory, speed, logs). `refused` would change outputs or needs an
+unsupported feature, and has advice. Words that are not in the table are passed on, so that our options work too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sametoken.errors import ConfigError
 
 TRUE, FALSE = ("1", "true", "on", "enabled", "yes"), ("0", "false", "off", "disabled", "no")
 OPPOSITES = {"enable-": "disable-", "disable-": "enable-"}
-OURS = ("--default-sampling", "--override-generation-config")  # joined with what a peer's options say
+OURS = ("--default-sampling", "--override-generation-config")  # our options, joined with sampling options of a peer
 READ = {"VLLM_API_KEY", "LLAMA_API_KEY"}  # variables that `sametoken serve` reads itself
 
 
@@ -26,10 +26,11 @@ class PeerOption(NamedTuple):
     """An option of a peer.
 
     Attributes:
-        names: its spellings; one without dashes is a variable of the environment alone.
-        value: what its value is, "" for a switch; in brackets it may be left out, after + there may be several words.
-        env: its variable of the environment, "" for none.
-        kind: set, none or refused. `what`: how or why.
+        names: spellings of the option; a name without dashes is an environment variable alone.
+        value: placeholder of the value, "" for a switch; brackets mark an optional value, a leading + several words.
+        env: environment variable of the option, "" for none.
+        kind: "set", "none" or "refused".
+        what: for "set", our option or the rule with its argument; for "refused", the advice, after allowed values.
     """
 
     names: tuple[str, ...]
@@ -39,7 +40,7 @@ class PeerOption(NamedTuple):
     what: str
 
     def negates(self, spelling: str) -> bool:
-        """True if a spelling of a switch turns it off."""
+        """True if this spelling of a switch turns the switch off."""
         first, word = self.names[0].lstrip("-"), spelling.lstrip("-").replace("_", "-")
         if self.value or word == first:
             return False
@@ -48,11 +49,11 @@ class PeerOption(NamedTuple):
 
     @property
     def off(self) -> str | None:
-        """The spelling that turns it off, None where there is none."""
+        """Spelling that turns the switch off, or None if there is none."""
         return next(filter(self.negates, self.names), None)
 
 
-Rule = Callable[["Passage", str, str], None]  # reads a value and the spelling before it
+Rule = Callable[["Passage", str, str], None]  # adds to a passage, from a value and the spelling of its option
 
 
 @dataclass
@@ -60,10 +61,13 @@ class Passage:
     """Translation of a peer's command line.
 
     Attributes:
-        words: after `sametoken serve`. `env`: variables that the process needs.
-        idle: what was given and has no effect.
-        sampling: parameters of requests that do not say otherwise. `template`: variables of the chat template.
-        seen: values of options that are read together. `drafts`: keys of a speculative configuration.
+        words: arguments of `sametoken serve`.
+        env: environment variables that the process needs.
+        idle: given options without effect, as they were written.
+        sampling: default sampling parameters of requests.
+        template: default variables of the chat template.
+        seen: values of options that are interpreted together, by a name of each.
+        drafts: keys of vLLM's speculative configuration.
     """
 
     words: list[str] = field(default_factory=list)
@@ -79,7 +83,7 @@ class Passage:
         self.words += [f"{name}={values[0]}"] if values and values[0].startswith("-") else [name, *values]
 
     def finish(self) -> None:
-        """Add the options that several words make."""
+        """Add the options that were collected from several words: sampling, template and drafts."""
         sampling = {name: value for name, value in self.sampling.items() if value is not None}
         if sampling:
             self.set("--default-sampling", json.dumps(sampling))
@@ -91,7 +95,7 @@ class Passage:
 
 @cache
 def table(peer: str) -> tuple[PeerOption, ...]:
-    """The options of a peer, "llama_server" or "vllm"."""
+    """Options of a peer, which is "llama_server" or "vllm"."""
     text = files("sametoken.dialects").joinpath(f"{peer}.tsv").read_text(encoding="utf-8")
     lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
     return tuple(PeerOption(tuple(names.split(",")), value, env, kind, what) for names, value, env, kind, what in lines)
@@ -105,17 +109,17 @@ def read(
     to: Passage,
     whole: Collection[str] | None = None,
 ) -> None:
-    """Add what a command line and the environment say, in which the command line wins.
+    """Translate a command line and an environment into `to`; the command line has priority.
 
     Args:
         whole: words that are no beginnings of options; None: no word is, otherwise one that begins a single option
             names it, as Python's parser of command lines allows.
 
     Raises:
-        ConfigError: an option would change texts or what is served, or its value makes no sense.
+        ConfigError: an option would change outputs or needs an unsupported feature, or its value is wrong.
     """
     given = set[str]()
-    for row, spelling, values in _said(rows, arguments, to, whole):
+    for row, spelling, values in _options_in(rows, arguments, to, whole):
         given.add(row.names[0])
         take(row, spelling, values, rules, to)
     for row in rows:
@@ -125,20 +129,20 @@ def read(
 
 
 def unread(environ: Mapping[str, str], peers: Mapping[str, str]) -> list[str]:
-    """Variables of peers that are set and have a meaning to nobody here.
+    """Names of set environment variables of peers that have no meaning here.
 
     Args:
-        peers: beginnings of their names, and the table that is read beside, "" for none.
+        peers: prefixes of the names of variables, each with the table that contains known names, "" for none.
     """
     known = {row.env for peer in peers.values() if peer for row in table(peer)}
     known |= {_denied(env) for env in known}
     return sorted(name for name in environ if name.startswith(tuple(peers)) and name not in known | READ)
 
 
-def _said(
+def _options_in(
     rows: Sequence[PeerOption], arguments: Sequence[str], to: Passage, whole: Collection[str] | None
 ) -> Iterator[tuple[PeerOption, str, list[str]]]:
-    """The options of a command line that the table has, with their values; the other words are passed on."""
+    """Options of a command line that are in the table, with spelling and values; other words are added to `to`."""
     known = {name: row for row in (*rows, PeerOption(OURS, "JSON", "", "set", "sampling")) for name in row.names}
     parts: dict[str, dict[str, Any]] = {}
     words = list(arguments)
@@ -171,7 +175,7 @@ def _said(
 
 
 def _completed(begun: str, known: Mapping[str, PeerOption]) -> str:
-    """The spelling of the one option that begins so; `begun` where it is whole, or begins none or several."""
+    """Spelling of the only option that begins with `begun`; `begun` itself if it is complete, or begins none or several."""
     if begun in known:
         return begun
     near = {row.names[0]: name for name, row in known.items() if name.startswith(begun)}
@@ -179,7 +183,7 @@ def _completed(begun: str, known: Mapping[str, PeerOption]) -> str:
 
 
 def _put(into: dict[str, Any], keys: Sequence[str], stated: str) -> None:
-    """Add a value below keys, as `--option.key.key+ value` says it."""
+    """Add a value below nested keys, from `--option.key.key value`; a key that ends in + appends to a list."""
     *above, last = keys
     for key in above:
         into = into.setdefault(key, {})
@@ -193,7 +197,7 @@ def _put(into: dict[str, Any], keys: Sequence[str], stated: str) -> None:
 
 
 def _of_environment(row: PeerOption, environ: Mapping[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Value of an option in the environment."""
+    """Spelling and values of an option that is set in the environment; empty if it is not set."""
     stated = environ.get(row.env, "")
     if row.value and stated:
         yield row.names[0], [stated]
@@ -204,17 +208,17 @@ def _of_environment(row: PeerOption, environ: Mapping[str, str]) -> Iterator[tup
 
 
 def _denied(env: str) -> str:
-    """The older variable of llama-server that turns a switch off."""
+    """Older environment variable of llama-server that turns a switch off."""
     return env.replace("_ARG_", "_ARG_NO_") if "_ARG_" in env else ""
 
 
 def take(
     row: PeerOption, spelling: str, values: Sequence[str], rules: Mapping[str, Rule], to: Passage, variable: str = ""
 ) -> None:
-    """Add what one option comes to.
+    """Translate one option into `to`.
 
     Args:
-        variable: how it was said, where that is no command line.
+        variable: text of the setting in messages, if it does not come from a command line.
     """
     shown = variable or " ".join((spelling, *values))
     if row.kind == "none" or (row.kind == "refused" and row.negates(spelling)):
@@ -266,7 +270,7 @@ def _is_number(word: str) -> bool:
 
 
 def each_of(option: str) -> Rule:
-    """A rule for values that commas separate."""
+    """Rule for a text of values separated by commas, each of which sets `option`."""
 
     def take(to: Passage, value: str, _: str) -> None:
         for each in filter(None, map(str.strip, value.split(","))):
@@ -276,7 +280,7 @@ def each_of(option: str) -> Rule:
 
 
 def noted(name: str) -> Rule:
-    """A rule for a value that is read with others."""
+    """Rule for a value that is interpreted together with others, kept in `Passage.seen`."""
 
     def take(to: Passage, value: str, _: str) -> None:
         to.seen[name] = value
@@ -285,7 +289,7 @@ def noted(name: str) -> Rule:
 
 
 def variable(name: str, fixed: str = "") -> Rule:
-    """A rule for a value that is a variable of the environment here."""
+    """Rule for a value that is set as an environment variable; `fixed` replaces the value."""
 
     def take(to: Passage, value: str, _: str) -> None:
         to.env[name] = fixed or value
@@ -294,7 +298,7 @@ def variable(name: str, fixed: str = "") -> Rule:
 
 
 def json_object(value: str, spelling: str) -> dict[str, Any]:
-    """An object of JSON; raises `ConfigError` for anything else."""
+    """JSON object of a text; raises `ConfigError` for any other text."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """Rules for keys of another server's configuration: a key sets an option of ours, has no effect, or is refused.
 
-A table gives each key one rule; a reason stands before all keys that it holds for.
+A table has one rule for each key. Tables in the source list a reason once, with all keys to which it applies.
 """
 
 from __future__ import annotations
@@ -18,15 +18,25 @@ KINDS = {kind.__name__: kind for kind in WORDS}
 
 
 class Sets(NamedTuple):
-    """Sets an option of ours; null is the same as leaving the key out."""
+    """Rule of a key that sets an option of ours; null means the option's default.
+
+    Attributes:
+        setting: name of our option.
+        convert: function from the server's value to ours, which returns None for our default and raises `ValueError`
+            with the expected values; None leaves values unchanged.
+        note: difference between the two options, for the documentation.
+    """
 
     setting: str
-    convert: Callable[[Any], Any] | None = None  # their value to ours, None for our default; `ValueError`: expected
-    note: str = ""  # what differs, for the documentation
+    convert: Callable[[Any], Any] | None = None
+    note: str = ""
 
 
 class NoEffect(NamedTuple):
-    """Accepted for values of a type and reported, but for the usual values, which ask for what happens anyway."""
+    """Rule of a key that is accepted without effect.
+
+    A value is reported, unless it is one of the usual values, which are the behaviour of this server.
+    """
 
     kind: type
     reason: str
@@ -34,14 +44,23 @@ class NoEffect(NamedTuple):
 
 
 class Only(NamedTuple):
-    """Accepted for these values and null, which ask for what happens here; the reason refuses all others."""
+    """Rule of a key that is accepted with null and these values, which are the behaviour of this server.
+
+    Other values are refused with the reason.
+    """
 
     values: tuple[Any, ...]
     reason: str
 
 
 class Group(NamedTuple):
-    """Keys below a key; an option and its value where the group is there, and where it is null (without: an error)."""
+    """Rule of a key that has keys below it.
+
+    Attributes:
+        keys: rules of the keys below it.
+        present: option of ours and its value, set if the key has a mapping.
+        absent: option of ours and its value, set if the key is null; None: null is an error.
+    """
 
     keys: Mapping[str, Rule]
     present: tuple[str, Any] | None = None
@@ -53,7 +72,7 @@ Table = Mapping[str, Rule]
 
 
 class Key(NamedTuple):
-    """A key as tables write it: "name/another_name:type=value|value", of which only a name must be there."""
+    """A key of a table, written as "name/another_name:type=value|value"; only one name is required."""
 
     names: tuple[str, ...]
     values: tuple[Any, ...]
@@ -61,11 +80,11 @@ class Key(NamedTuple):
 
 
 def keys(words: str) -> Iterator[Key]:
-    """The keys of a text, which blanks separate."""
+    """Keys in a text that separates them by spaces."""
     for word in words.split():
-        stated, _, said = word.partition("=")
-        names, _, kind = stated.partition(":")
-        values = tuple(map(_value, said.split("|"))) if said else ()
+        typed, _, listed = word.partition("=")
+        names, _, kind = typed.partition(":")
+        values = tuple(map(_value, listed.split("|"))) if listed else ()
         yield Key(tuple(names.split("/")), values, KINDS[kind] if kind else type(values[0]) if values else str)
 
 
@@ -79,11 +98,12 @@ def _value(text: str) -> Any:
 def table(
     sets: Mapping[str, str], no_effect: Mapping[str, str], refused: Mapping[str, str], **own: Rule
 ) -> dict[str, Rule]:
-    """The rules of keys.
+    """Rules by key.
 
     Args:
-        sets: keys, and the option of ours that each sets.
-        no_effect: reasons and the keys that they hold for, with their usual values. `refused`: with the allowed ones.
+        sets: keys, each with the option of ours that it sets.
+        no_effect: reasons, each with keys that have no effect, and their usual values.
+        refused: reasons, each with keys that are refused, and their allowed values.
         own: keys with rules of their own.
     """
     rules: dict[str, Rule] = {key: Sets(setting) for key, setting in sets.items()}
@@ -95,12 +115,12 @@ def table(
 
 
 def spelled(name: str) -> str:
-    """An option as users write it; a name with dashes before it is what they write."""
+    """An option as users write it; a name with leading dashes is unchanged."""
     return name if name.startswith("-") else f"--{name.replace('_', '-')}"
 
 
 def described(rule: Rule, mark: str = "") -> str:
-    """Effect of a key, in words; `mark` stands around options and values."""
+    """Description of a key's effect; `mark` is put before and after each option and value."""
     match rule:
         case Sets(setting, _, note):
             return f"sets {mark}{spelled(setting)}{mark}" + (f"; {note}" if note else "")
@@ -113,7 +133,7 @@ def described(rule: Rule, mark: str = "") -> str:
 
 
 class Given(NamedTuple):
-    """A value of one of our options and where it was said."""
+    """Value of one of our options, and the place that set it."""
 
     value: Any
     origin: str
@@ -121,27 +141,32 @@ class Given(NamedTuple):
 
 @dataclass
 class Translation:
-    """Translation of a configuration: values by the names of our options, and keys without effect, with the reason."""
+    """Translation of a configuration.
+
+    Attributes:
+        settings: values by the names of our options.
+        notes: one line for each key without effect, with the reason.
+    """
 
     settings: dict[str, Given] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def set(self, setting: str, value: Any, origin: str) -> None:
-        """Notes a value; raises `ConfigError` where another place says something else.
+        """Set an option; raise `ConfigError` if another place set it to another value.
 
-        Objects with different keys are parts of one.
+        Two mappings without a common key are merged.
         """
         known = self.settings.setdefault(setting, Given(value, origin))
         if isinstance(value, dict) and isinstance(known.value, dict) and not value.keys() & known.value.keys():
             self.settings[setting] = Given({**known.value, **value}, f"{known.origin} and {origin}")
             return
-        if known.value is not value and known.value != value:  # NaN is not even itself
+        if known.value is not value and known.value != value:  # `is not`: a NaN does not equal itself
             raise ConfigError(
                 f"{known.origin} and {origin} both set {setting}, to {known.value!r} and {value!r}; give one of them"
             )
 
     def add(self, other: Translation) -> None:
-        """Join what another place of the same rank says; raise `ConfigError` where the two contradict each other."""
+        """Add the settings of another place of equal priority; raise `ConfigError` if one option gets two values."""
         for setting, given in other.settings.items():
             self.set(setting, *given)
         self.notes += other.notes
@@ -153,8 +178,8 @@ def translate(
     """Apply a table to keys and values.
 
     Args:
-        place: what the keys are below, with what stands between, for example "spec.yml: kv_cache_config.".
-        elsewhere: keys that are valid in other company, and which.
+        place: prefix of the keys in messages, for example "spec.yml: kv_cache_config.".
+        elsewhere: keys that are valid in another configuration, each with a description of that configuration.
 
     Raises:
         ConfigError: a key is unknown, or its value is not possible here.
@@ -170,18 +195,18 @@ def translate(
 
 
 def apply(rule: Rule, value: Any, origin: str) -> Translation:
-    """Apply the rule of one key to a value; raises `ConfigError` if the value is not possible here."""
+    """Apply the rule of one key to a value; raise `ConfigError` if the value is not possible here."""
     result = Translation()
     if isinstance(rule, Group):
-        said = rule.present
+        chosen = rule.present
         if value is None:
             if rule.absent is None:
                 raise ConfigError(empty_group(origin))
-            said, value = rule.absent, {}
+            chosen, value = rule.absent, {}
         elif not isinstance(value, Mapping):
             raise ConfigError(f"{origin} = {value!r}: expected {WORDS[dict]}")
-        if said is not None:
-            result.set(*said, origin)
+        if chosen is not None:
+            result.set(*chosen, origin)
         result.add(translate(value, rule.keys, f"{origin}."))
     elif value is None:
         pass
@@ -203,7 +228,7 @@ def apply(rule: Rule, value: Any, origin: str) -> Translation:
 
 
 def empty_group(origin: str, lost: Sequence[str] = ()) -> str:
-    """Words for a group without keys; `lost` are keys of such a group that were found beside it."""
+    """Message for a group without keys; `lost` are keys of the group that were found at the top level."""
     if not lost:
         return f"{origin} is empty; expected its keys below it, indented by two spaces, or leave it out"
     return (
@@ -219,5 +244,5 @@ def _is(value: Any, kind: type) -> bool:
 
 
 def _among(value: Any, values: Sequence[Any]) -> bool:
-    """Equal and of the same type, since True == 1."""
+    """Return True if a value has the type and value of one of `values`; == alone would take True for 1."""
     return any(type(value) is type(one) and value == one for one in values)

@@ -1,7 +1,7 @@
-"""TensorRT-LLM's keys as data: those of the YAML file that `trtllm-serve --extra_llm_api_options` reads.
+"""Keys of TensorRT-LLM's YAML file (`trtllm-serve --extra_llm_api_options`), as data; `trtllm_yaml` reads the file.
 
-Source: `llm_args.py` of TensorRT-LLM 1.2 and of 2026, older spellings included. `trtllm_yaml` reads the file. The names
-that it has for options of ours stand at the options.
+Source: `llm_args.py` of TensorRT-LLM 1.2 and of 2026, older spellings included. Keys that differ from our options in
+the name alone are in the declarations of our options.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ ONE_PROCESS = "one process schedules and samples, also with --tp_size"
 KERNELS = "kernels are chosen by the processor or GPU"
 METRICS = "/metrics always has every statistic"
 PAGES = "pages stay where the model computes"
-ALWAYS = "it is always so here"
+ALWAYS = "this server always behaves so"
 NO_PART = "sametoken has no such part"
 FILES = "the files of the draft state it"
 
-# What decoding_type Eagle is of several kinds, the head's own files say; the newest kind stands first.
+# Our methods for each decoding_type, the newest first; with several, the head's files determine the method.
 DECODING_TYPES: dict[str, tuple[str, ...]] = {
     **{name: ours[::-1] for name, ours in kinds.aliases("trtllm").items()},
     "AUTO": (AUTO,),
@@ -41,7 +41,11 @@ NO_DECODING_TYPES = {
 
 
 def decoding_type(stated: Any) -> Any:
-    """Our method, or several of which the draft's own files say one; raises `ValueError` where there is none."""
+    """Our method for a decoding type, or a tuple of methods, of which the draft's files determine one.
+
+    Raises:
+        ValueError: no method corresponds to the decoding type.
+    """
     name, plain = named(stated), plain_name(str(stated))
     if name is None:
         raise ValueError(f"{NO_DECODING_TYPES[plain]}; {KNOWN_TYPES}" if plain in NO_DECODING_TYPES else KNOWN_TYPES)
@@ -50,12 +54,12 @@ def decoding_type(stated: Any) -> Any:
 
 
 def named(stated: Any) -> str | None:
-    """A decoding type in TensorRT-LLM's own spelling; None is unknown."""
+    """Decoding type in TensorRT-LLM's spelling, or None if it is unknown."""
     return next((name for name in DECODING_TYPES if plain_name(name) == plain_name(str(stated))), None)
 
 
 def plain_name(stated: str) -> str:
-    """A decoding type without what its spellings differ in: Draft_Target, DraftTarget."""
+    """Decoding type in lower case without underscores; its spellings, such as Draft_Target, differ only in these."""
     return stated.replace("_", "").lower()
 
 
@@ -72,7 +76,7 @@ COMMON = table(
             "acceptance_rate_window_size acceptance_rate_threshold",
         "weights of a draft are loaded from its files; leave it out": "load_format=auto",
     },
-    decoding_type=Sets("method", decoding_type, "Eagle is the version that the head's files say"),
+    decoding_type=Sets("method", decoding_type, "Eagle is the version that the head's files state"),
 )  # fmt: skip
 MIXED: dict[str, Rule] = {"sa_config": Only((), "drafters are mixed by decoding_type AUTO; leave it out")}
 EAGLE = MIXED | table(

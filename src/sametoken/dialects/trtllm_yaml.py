@@ -1,4 +1,4 @@
-"""Reader of the YAML file of `trtllm-serve --extra_llm_api_options`, where that server's drafts are described."""
+"""Reader of the YAML file of `trtllm-serve --extra_llm_api_options`, which configures TensorRT-LLM's drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TABLE = {**TOP, DRAFTS: Group(COMMON)}
 
 
 class _Once(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML loader that refuses a key that occurs twice, of which YAML keeps the last."""
+    """YAML loader that refuses a key that occurs twice; `yaml.SafeLoader` would use the last value."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
@@ -30,7 +30,7 @@ class _Once(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_file(path: str) -> tuple[Translation, Translation]:
-    """Translate a file: its settings of drafts, and all others.
+    """Translate a file into its settings of drafts and all other settings.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is not possible here.
@@ -44,7 +44,7 @@ def read_file(path: str) -> tuple[Translation, Translation]:
 
 
 def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
-    """Translate the text of a file that is called `name`."""
+    """Translate the text of a file, as `read_file` does; `name` is the file's name for messages."""
     try:
         stated = yaml.load(text, _Once)
     except ConfigError as error:

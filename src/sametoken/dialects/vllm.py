@@ -1,4 +1,4 @@
-"""vLLM's `--speculative-config` as data, and its JSON read.
+"""Keys of vLLM's `--speculative-config` as data, and the reader of its JSON.
 
 Source: `SpeculativeConfig` of vLLM 0.6 to 0.33.
 """
@@ -27,10 +27,10 @@ NO_METHODS = {
 
 
 def method(stated: Any) -> str:
-    """Our method.
+    """Our method for one of vLLM's.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no method of ours corresponds to it.
     """
     known = f"expected one of {', '.join(METHODS)}"
     if not isinstance(stated, str) or stated not in METHODS:
@@ -40,10 +40,10 @@ def method(stated: Any) -> str:
 
 
 def schedule(stated: Any) -> dict[int, int]:
-    """[[first, last, K], ...] as {last: K}.
+    """Draft length K by largest batch size, from vLLM's [[first batch size, last batch size, K], ...].
 
     Raises:
-        ValueError: ranges do not follow each other from batch size 1 on.
+        ValueError: the ranges leave a gap, overlap, or do not begin at batch size 1.
     """
     table, expected = {}, 1
     for entry in stated if isinstance(stated, list) else [None]:
@@ -84,7 +84,7 @@ COMMON = table(
     method=Sets("method", method),
     num_speculative_tokens_per_batch_size=Sets("draft_len_schedule", schedule),
 )  # fmt: skip
-# Keys of one method, by our name.
+# Keys that belong to one method, by our name of the method.
 OF_METHODS: dict[str, Table] = {
     ours: table(keys, {}, {}) for name, ours in METHODS.items() if (keys := elsewhere("vllm", name))
 }
@@ -94,7 +94,7 @@ def read_json(text: str, origin: str = OPTION) -> Translation:
     """Translate the value of `--speculative-config`.
 
     Args:
-        origin: what the value was given as.
+        origin: name of the option for messages.
 
     Raises:
         ConfigError: it is not JSON, or a key or value is not possible here.

@@ -1,4 +1,7 @@
-"""The whole command line of `vllm serve` and its variables as words of `sametoken serve`; a table has its options."""
+"""Translation of the command line and environment of `vllm serve` into words of `sametoken serve`.
+
+The table of its options is vllm.tsv.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +23,34 @@ from sametoken.dialects.peers import (
 )
 from sametoken.errors import ConfigError
 
-VERSION = "0.33.0"  # whose options and replies these are
+VERSION = "0.33.0"  # release of vLLM that has these options and replies
 SIZES = {
     "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40,
-}  # fmt: skip  # of vLLM's numbers
+}  # fmt: skip  # factors of the suffixes of vLLM's numbers
 DTYPES = {"half": "float16", "float": "float32"}
-# Parameters that vLLM takes from a generation config, by its names.
+# Our names of the parameters that vLLM reads from a generation config, by vLLM's names.
 SAMPLING = {name: name for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")} | {
     "max_new_tokens": "max_tokens"
 }
-QUANTIZATION = {"int8": "int8", "int8_weight_only": "int8_weight_only", "int4": "int4", "none": "none"}  # ours
-# Methods of checkpoints, which the files state; others round weights as they are loaded.
+QUANTIZATION = {"int8": "int8", "int8_weight_only": "int8_weight_only", "int4": "int4", "none": "none"}  # our formats
+# Quantisation methods that the checkpoint's files state; other methods round weights as they are loaded.
 STATED = (
     "awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin", "auto_gptq", "compressed-tensors", "gguf", "modelopt",
     "modelopt_fp4", "modelopt_mxfp8", "mxfp4", "gpt_oss_mxfp4", "bitblas", "gptq_bitblas", "auto-round", "inc", "quark",
 )  # fmt: skip
 REASONING = {"deepseek_r1": "deepseek_r1", "qwen3": "qwen3", "openai_gptoss": "openai_gptoss", "": "none"}
-MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # of thinking, which are found without it
-WHOLE = ("--max-seq-len", "--tool-parser")  # options of ours with which some of its begin
+MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # marks that the chat template shows too
+WHOLE = ("--max-seq-len", "--tool-parser")  # options of ours that begin longer options of vLLM
 LEVELS = {"critical": "error", "trace": "debug"}
-# Keys of --structured-outputs-config that change no text unless they are true.
+# Keys of --structured-outputs-config that change outputs only if they are true.
 ONLY_FALSE = ("disable_any_whitespace", "disable_additional_properties")
 
 
 def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
-    """Translate the command line of `vllm serve` and its variables.
+    """Translate the command line of `vllm serve` and its environment variables.
 
     Raises:
-        ConfigError: an option would change texts or what is served, or its value makes no sense.
+        ConfigError: an option would change outputs or needs an unsupported feature, or its value is wrong.
     """
     to = Passage(seen={"host": "0.0.0.0", "origins": "[]", "reasoning": "none"})
     read(table("vllm"), [*arguments], environ, RULES, to, WHOLE)
@@ -69,10 +72,10 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
 
 
 def _of_file(path: str, without_model: bool) -> Iterator[str]:
-    """The words of a YAML file of options.
+    """Words of a command line with the options of a YAML file.
 
     Args:
-        without_model: the command line names the model, which wins.
+        without_model: leave the file's model out, because the command line names one.
     """
     import yaml  # `LLM` imports this module
 
@@ -203,7 +206,7 @@ def _structured(to: Passage, value: str, spelling: str) -> None:
         if name == "reasoning_parser":
             _reasoning(to, str(stated), spelling)
         elif name in ONLY_FALSE and stated:
-            raise ConfigError(f"{spelling} {name}: grammars are applied as requests say; leave it out")
+            raise ConfigError(f"{spelling} {name}: requests choose the form of their grammar; leave it out")
         else:
             to.idle.append(f"{spelling} {name}")
 
@@ -236,7 +239,7 @@ def _drafts(to: Passage, value: str, spelling: str) -> None:
 def _draft(to: Passage, value: str, spelling: str) -> None:
     _, _, key = spelling.partition(":")
     name = value.strip("[]")
-    if key == "model" and name != value and name in kinds.aliases("vllm"):  # as older releases said it
+    if key == "model" and name != value and name in kinds.aliases("vllm"):  # "[ngram]", of older releases
         key, value = "method", name
     to.drafts[key] = int(value) if value.isdigit() else value
 
@@ -250,7 +253,7 @@ def _drain(to: Passage, value: str, spelling: str) -> None:
 
 
 def _hf_token(to: Passage, value: str, _: str) -> None:
-    if value != "on":  # without a value it is the one of `hf auth login`, which is used anyway
+    if value != "on":  # "on": no value, for the token of `hf auth login`, which the Hub's client uses anyway
         to.env["HF_TOKEN"] = value
 
 
