@@ -1,4 +1,4 @@
-"""Endpoints about the server itself: models, health, configuration, metrics, and the pages for people."""
+"""Endpoints about the server itself: models, health, configuration, metrics, and the web pages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class AboutApi(Api):
         self._info, self._created = dict(info), int(time.time())
 
     async def models(self) -> Response:
-        """The names of the model."""
+        """List of the names of the model."""
         return JSONResponse({"object": "list", "data": [self._model(name) for name in self._names]})
 
     async def model(self, name: str) -> Response:
-        """One name of the model."""
+        """Description of the model under one of its names."""
         self._check_model(name)
         return JSONResponse(self._model(name))
 
@@ -45,7 +45,7 @@ class AboutApi(Api):
         return {**about, "root": root, "parent": None, "max_model_len": self._worker.llm.max_seq_len}
 
     async def health(self) -> Response:
-        """200 while requests are taken, 503 while the server stops or if the engine failed."""
+        """Status 200 while requests are accepted; 503 while the server stops or if the engine failed."""
         return JSONResponse({"status": "ok" if self._worker.ready else "stopping"}, 200 if self._worker.ready else 503)
 
     async def ping(self) -> Response:
@@ -57,16 +57,16 @@ class AboutApi(Api):
         return JSONResponse({"server_load": self._worker.open_requests})
 
     async def live(self) -> Response:
-        """200 while the process answers."""
+        """Status 200 while the process runs."""
         return JSONResponse({"status": "ok"})
 
     async def version(self) -> Response:
-        """The version of sametoken, and the one that clients are to go by."""
+        """Version of sametoken, and the version of another server that --reported-version sets."""
         reported = self._worker.config.reported_version or __version__
         return JSONResponse({"version": reported, "sametoken": __version__})
 
     async def server_info(self) -> Response:
-        """The resolved configuration, what requests may choose, how busy the engine is, and what the machine has."""
+        """Resolved configuration, options of requests, load of the engine, and hardware of the machine."""
         llm, machine = self._worker.llm, describe_machine()
         offers = {
             "method": llm.method,
@@ -80,7 +80,7 @@ class AboutApi(Api):
         )
 
     async def page(self, request: Request) -> Response:
-        """A file of a page for people."""
+        """File of the playground or of the API reference."""
         return playground.file_reply(request.scope["path"], self._worker.config.root_path)
 
     async def metrics(self) -> Response:

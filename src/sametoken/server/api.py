@@ -1,4 +1,4 @@
-"""Base class of all endpoints: reading of request bodies, names of the model, and the maker of prompts."""
+"""Base class of all endpoints: it reads request bodies, checks the name of the model, and has the maker of prompts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Api:
     """Endpoints of one model.
 
     Args:
-        worker: what serves requests.
-        names: what clients may call the model; the first stands in replies.
+        worker: passes requests to the engine.
+        names: names of the model for clients; replies contain the first one.
     """
 
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
@@ -35,10 +35,11 @@ class Api:
         self._prompts = Prompts(worker.llm, worker.config)
 
     async def _read(self, request: Request, kind: type[B]) -> B:
-        """The body of a request as checked fields; its model is one that is served.
+        """Read and validate the body of a request, including the name of the model.
 
         Raises:
-            ApiError: it is too large, compressed, of another type, no JSON, or not what `kind` says.
+            ApiError: the body is too large, compressed, of another content type, not JSON, or does not match `kind`;
+                or the model is not served.
         """
         if not self._worker.config.api_key:
             check_content(request.headers)
@@ -67,10 +68,10 @@ class Api:
 
 
 def _parsed(kind: type[B], received: bytes, lenient: bool) -> B:
-    """A body as checked fields; what takes long about it happens here, its error too.
+    """Parse and validate a body; the slow part of reading a request, including the wording of its errors.
 
     Args:
-        lenient: leave out fields of the body itself that nobody here knows.
+        lenient: leave out unknown fields of the body itself.
     """
     if len(received) > LONG_BODY:
         check(received)

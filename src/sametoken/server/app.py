@@ -1,4 +1,4 @@
-"""The FastAPI application: which paths there are, who answers them, and how errors are worded."""
+"""The FastAPI application: its paths with their endpoints, its middleware, and its error handlers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import Scope
 
 from sametoken import __version__
 from sametoken.server import playground
-from sametoken.server import reply_schema as said
+from sametoken.server import reply_schema as schemas
 from sametoken.server.about_api import AboutApi
 from sametoken.server.chat_batch import BatchChatRequest
 from sametoken.server.chat_schema import ChatRequest, DetokenizeRequest, TokenizeRequest
@@ -34,21 +34,21 @@ from sametoken.server.worker import Worker
 
 
 def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> FastAPI:
-    """The application of a worker.
+    """Build the application of a worker.
 
     Args:
-        names: what clients may call the model; the first stands in replies.
+        names: names of the model for clients; replies contain the first one.
         info: the resolved configuration, for /server_info.
     """
     app = FastAPI(title="sametoken", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     about = AboutApi(worker, names, info)
-    for method, path, endpoint in llama_routes(worker, names, info):  # the first route of a path answers
+    for method, path, endpoint in llama_routes(worker, names, info):  # the first route of a path has priority
         app.api_route(path, methods=[method], include_in_schema=False)(endpoint)
     operations = _operations(TextApi(worker, names), TokenApi(worker, names), EmbeddingApi(worker, names), about)
     for method, path, endpoint, *_ in operations:
         app.api_route(path, methods=[method])(endpoint)
         if method == "GET":
-            app.head(path, include_in_schema=False)(endpoint)  # what load balancers ask
+            app.head(path, include_in_schema=False)(endpoint)  # for load balancers
     pages = (*playground.PATHS, playground.SLASHED)
     for path in pages if worker.config.ui else filter(playground.is_reference, pages):
         app.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)(about.page)
@@ -60,7 +60,7 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
     elif config.hosts and all(map(is_loopback, config.hosts)):
         app.add_middleware(KnownHosts, names=config.allowed_host, refused=worker.count)
     if config.cors_origin:
-        # The outermost, since a browser's preflight carries no key.
+        # The outermost middleware, since a browser's preflight request has no key.
         app.add_middleware(Origins, config=config)
     if config.any_model:
         app.add_middleware(SpelledHeaders)
@@ -68,53 +68,53 @@ def build_app(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> 
 
 
 def _operations(text: TextApi, tokens: TokenApi, embedding: EmbeddingApi, about: AboutApi) -> list[Operation]:
-    """Every path with what answers it and what goes in and out, from which the OpenAPI document comes too."""
+    """All operations, each with path, endpoint, and types of body and reply; the OpenAPI document is made from them."""
     post, get = partial(Operation, "POST"), partial(Operation, "GET")
     texts = partial(post, refusals=TEXT_REFUSALS, streams=True)
     return [
-        texts("/v1/completions", text.endpoint(COMPLETIONS), said.CompletionReply, body=CompletionRequest),
-        texts("/v1/chat/completions", text.endpoint(CHAT), said.ChatReply, body=ChatRequest),
-        post("/v1/chat/completions/batch", text.chat_batch, said.ChatBatchReply, TEXT_REFUSALS, BatchChatRequest),
-        texts("/v1/responses", text.endpoint(RESPONSES), said.ResponsesReply, body=ResponsesRequest),
-        get("/v1/responses/{response_id}", text.response, said.ResponsesReply, (401, 404)),
-        post("/v1/responses/{response_id}/cancel", text.cancel_response, said.ResponsesReply, (400, 401, 404)),
-        Operation("DELETE", "/v1/responses/{response_id}", text.delete_response, said.DeletedReply, (401, 404)),
+        texts("/v1/completions", text.endpoint(COMPLETIONS), schemas.CompletionReply, body=CompletionRequest),
+        texts("/v1/chat/completions", text.endpoint(CHAT), schemas.ChatReply, body=ChatRequest),
+        post("/v1/chat/completions/batch", text.chat_batch, schemas.ChatBatchReply, TEXT_REFUSALS, BatchChatRequest),
+        texts("/v1/responses", text.endpoint(RESPONSES), schemas.ResponsesReply, body=ResponsesRequest),
+        get("/v1/responses/{response_id}", text.response, schemas.ResponsesReply, (401, 404)),
+        post("/v1/responses/{response_id}/cancel", text.cancel_response, schemas.ResponsesReply, (400, 401, 404)),
+        Operation("DELETE", "/v1/responses/{response_id}", text.delete_response, schemas.DeletedReply, (401, 404)),
         texts(
-            "/v1/messages", text.endpoint(MESSAGES), said.MessagesReply, body=MessagesRequest, refusal=AnthropicError
+            "/v1/messages", text.endpoint(MESSAGES), schemas.MessagesReply, body=MessagesRequest, refusal=AnthropicError
         ),
         post(
             "/v1/messages/count_tokens",
             text.count_tokens,
-            said.CountReply,
+            schemas.CountReply,
             BODY_REFUSALS,
             CountRequest,
             refusal=AnthropicError,
         ),
-        post("/tokenize", tokens.tokenize, said.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
-        post("/detokenize", tokens.detokenize, said.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
-        get("/tokenizer_info", tokens.tokenizer_info, said.TokenizerInfoReply),
-        post("/v1/embeddings", embedding.embeddings, said.EmbeddingsReply, BODY_REFUSALS, EmbeddingsRequest),
-        get("/v1/models", about.models, said.ModelsReply),
-        get("/v1/models/{name:path}", about.model, said.ModelReply, (401, 404)),
-        get("/health", about.health, said.StatusReply, (), unready=True),
-        get("/ping", about.ping, said.StatusReply, (), unready=True),
-        post("/ping", about.ping, said.StatusReply, (), unready=True),
-        get("/load", about.load, said.LoadReply),
-        get("/live", about.live, said.StatusReply, ()),
-        get("/version", about.version, said.VersionReply, ()),
-        get("/server_info", about.server_info, said.ServerInfoReply),
+        post("/tokenize", tokens.tokenize, schemas.TokenizeReply, BODY_REFUSALS, TokenizeRequest),
+        post("/detokenize", tokens.detokenize, schemas.DetokenizeReply, BODY_REFUSALS, DetokenizeRequest),
+        get("/tokenizer_info", tokens.tokenizer_info, schemas.TokenizerInfoReply),
+        post("/v1/embeddings", embedding.embeddings, schemas.EmbeddingsReply, BODY_REFUSALS, EmbeddingsRequest),
+        get("/v1/models", about.models, schemas.ModelsReply),
+        get("/v1/models/{name:path}", about.model, schemas.ModelReply, (401, 404)),
+        get("/health", about.health, schemas.StatusReply, (), unready=True),
+        get("/ping", about.ping, schemas.StatusReply, (), unready=True),
+        post("/ping", about.ping, schemas.StatusReply, (), unready=True),
+        get("/load", about.load, schemas.LoadReply),
+        get("/live", about.live, schemas.StatusReply, ()),
+        get("/version", about.version, schemas.VersionReply, ()),
+        get("/server_info", about.server_info, schemas.ServerInfoReply),
         get("/metrics", about.metrics, None),
     ]
 
 
 def _allowed(app: FastAPI, scope: Scope) -> str:
-    """The methods of all routes of a path; Starlette names those of the first."""
+    """Methods of all routes of a path, separated by commas; Starlette names those of the first route alone."""
     routes = [route for route in app.routes if isinstance(route, Route) and route.matches(scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 def _word_errors(app: FastAPI, worker: Worker) -> None:
-    """Have every error answered with the envelope, and counted."""
+    """Install handlers that answer every error with an error envelope, and count it in the metrics."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)

@@ -1,7 +1,7 @@
-"""Beam search: the likeliest outputs of a prompt, found token by token with the scores that the engine reports.
+"""Beam search for the most probable outputs of a prompt, on the log-probabilities that the engine reports.
 
-Every step asks the engine for one token of each live beam; the prefix cache holds what the beams have read. Beams are
-ranked as in transformers: sum of log-probabilities over (number of tokens) ** length_penalty.
+Every step is one engine request per live beam, for one token; the prefix cache has the keys and values of the beams.
+Beams are ranked as in transformers: sum of log-probabilities / (number of tokens) ** length_penalty.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from sametoken.server.worker import Worker
 
 
 class Beam(NamedTuple):
-    """An output that may go on.
+    """One candidate output.
 
     Attributes:
-        tokens: of the output. `scores`: one for each token.
-        total: sum of their log-probabilities.
-        end: the token that ended it, None while it may go on.
+        tokens: token ids of the output.
+        scores: log-probability of each token, with alternatives.
+        total: sum of the log-probabilities of the tokens.
+        end: token that ended the output; None for a live beam.
     """
 
     tokens: tuple[int, ...] = ()
@@ -38,19 +39,20 @@ class Beam(NamedTuple):
     end: int | None = None
 
     def rank(self, penalty: float) -> float:
-        """Score by which beams are compared: higher is better."""
+        """Score for the comparison of beams; the highest is the best."""
         return float(self.total / len(self.tokens) ** penalty)
 
 
 def grow(
     live: Sequence[Beam], found: Sequence[TokenLogprob], end_ids: Collection[int], width: int
 ) -> tuple[list[Beam], list[Beam]]:
-    """Live and ended beams after one more token.
+    """Extend beams by one token; return the live and the ended beams.
 
     Args:
-        found: for each live beam its next token, with at least 2 * `width` alternatives or the whole vocabulary: of so
-            many candidates at least `width` do not end a beam that has one end token.
+        found: next token of each live beam, with at least 2 * `width` alternatives or the whole vocabulary. With one
+            end token, at least `width` of so many candidates do not end their beam.
         end_ids: tokens that end a beam.
+        width: largest number of live beams.
     """
     grown = list[Beam]()
     for beam, item in zip(live, found, strict=True):
@@ -66,13 +68,13 @@ def grow(
 
 
 async def search(worker: Worker, requests: Sequence[Request], asked: BeamSearch, receive: Receive) -> list[Completion]:
-    """The best outputs of each prompt, best first; none if the client disconnects.
+    """Best outputs of each prompt, the best first; an empty list if the client disconnects.
 
     Args:
-        requests: by prompt, then by choice; they themselves never run.
+        requests: one for each choice of each prompt, ordered by prompt; they are never run themselves.
 
     Raises:
-        ApiError, SametokenError: as for other requests, at any step.
+        ApiError, SametokenError: a step was refused or failed.
     """
     done = list[Completion]()
     width = requests[0].params.n
@@ -84,7 +86,7 @@ async def search(worker: Worker, requests: Sequence[Request], asked: BeamSearch,
 
 
 async def _search(worker: Worker, first: Request, width: int, asked: BeamSearch, receive: Receive) -> list[Completion]:
-    """The best outputs of one prompt."""
+    """Best outputs of one prompt, the best first; an empty list if the client disconnects."""
     params, begun, vocab = first.params, time.perf_counter(), worker.llm.config.vocab_size
     step = SamplingParams(
         temperature=0, max_tokens=1, ignore_eos=True, logprobs=min(max(2 * width, params.logprobs or 0), vocab),
@@ -92,9 +94,9 @@ async def _search(worker: Worker, first: Request, width: int, asked: BeamSearch,
     )  # fmt: skip
     live, ended, one = [Beam()], list[Beam](), list[Completion]()
     for _ in range(min(params.max_tokens or first.room, first.room)):
-        asks = worker.llm.requests([[*first.prompt_ids, *beam.tokens] for beam in live], step)
-        found = await completions(worker.take(asks), receive)
-        if len(found) < len(asks):
+        steps = worker.llm.requests([[*first.prompt_ids, *beam.tokens] for beam in live], step)
+        found = await completions(worker.take(steps), receive)
+        if len(found) < len(steps):
             return []
         one = one or found
         items = [item for completion in found for item in completion.logprobs or ()]
@@ -107,7 +109,7 @@ async def _search(worker: Worker, first: Request, width: int, asked: BeamSearch,
 
 
 def _completion(worker: Worker, first: Request, choice: int, beam: Beam, step: Completion, begun: float) -> Completion:
-    """The completion of a beam; `step` is that of the first token of its prompt."""
+    """Completion of a beam; `step` is the completion of the prompt's first step, with the fields that beams share."""
     kept = beam.tokens[:-1] if beam.end is not None and not first.params.include_stop_str_in_output else beam.tokens
     spoken = Detokenizer(worker.llm.tokenizer, first.prompt_ids, replace(first.params, stop=()))
     for token in kept:

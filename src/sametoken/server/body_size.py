@@ -1,8 +1,8 @@
 """Limits on the size of a body and on its number of values, checked before the body is parsed.
 
-Parsing, validation and their errors take time and memory by the number of values, not by the bytes: 8 MB may be one
-text, or 3.9 million numbers. pydantic holds the lock of Python while it parses a body or lists what is wrong with it,
-so that no thread helps: only fewer values do. With these limits no call takes longer than 0.1 s.
+Time and memory of parsing, validation and their errors depend on the number of values, not of bytes: 8 MB may be one
+text, or 3.9 million numbers. pydantic has Python's global lock while it parses a body or lists its errors, so that
+threads do not help. With these limits no call takes longer than 0.1 s.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from sametoken.server.errors import CLIENT_GONE, ApiError
 
-MOST_KEYS = 2**15  # of all objects together; each may be an error of its own
-MOST_OBJECTS = 2**15  # messages, parts of messages, tools and what is in them
-MOST_VALUES = 2**20  # of all lists and objects together, which may be token ids
-MOST_DROPPED = 2**26  # bytes of a body that is too large, which are read all the same
-LONG_BODY = 2**14  # bytes from which a body is read in a thread
-PIECE = 2**16  # bytes that are counted at once, so that other threads run
+MOST_KEYS = 2**15  # keys of all objects together; each may be an error of its own
+MOST_OBJECTS = 2**15  # objects: messages, parts of messages, tools and their schemas
+MOST_VALUES = 2**20  # values of all lists and objects together, which may be token ids
+MOST_DROPPED = 2**26  # bytes of a too large body that are received before the connection is closed
+LONG_BODY = 2**14  # bytes above which a body is parsed in a thread
+PIECE = 2**16  # bytes that are counted in one call, so that other threads run between calls
 
 
 class BodyCounts(NamedTuple):
-    """Numbers of keys, objects and values in a body, counted outside of its texts."""
+    """Numbers of keys, objects and values in a JSON body, counted outside of strings."""
 
     keys: int
     objects: int
@@ -30,13 +30,13 @@ class BodyCounts(NamedTuple):
 
 
 def counted(body: bytes) -> BodyCounts:
-    """The counts of a body, exact if it is valid JSON."""
+    """Counts of a body, exact if the body is valid JSON."""
     keys = objects = values = 0
-    inside = False  # whether the piece begins within a text
+    inside = False  # True if the piece begins within a string
     rest = b""
     for start in range(0, len(body), PIECE):
         piece = rest + body[start : start + PIECE]
-        # A backslash at the end belongs to what follows.
+        # A backslash at the end of a piece escapes the first character of the next one.
         trailing = len(piece) - len(piece.rstrip(b"\\"))
         rest = piece[len(piece) - trailing % 2 :]
         piece = piece[: len(piece) - trailing % 2].replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -50,10 +50,10 @@ def counted(body: bytes) -> BodyCounts:
 
 
 def check(body: bytes) -> None:
-    """Refuse a body that holds too much.
+    """Refuse a body with too many keys, objects or values.
 
     Raises:
-        ApiError: which limit it exceeds.
+        ApiError: the body exceeds one of the limits.
     """
     found = counted(body)
     for name, count, most in zip(found._fields, found, (MOST_KEYS, MOST_OBJECTS, MOST_VALUES), strict=True):
@@ -63,19 +63,19 @@ def check(body: bytes) -> None:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The bytes of a body.
+    """Receive the bytes of a body.
 
-    One that is too large is read all the same, up to a limit, and dropped: a connection that is closed with bytes
-    unread is reset, and its client might never see why.
+    A body that is too large is received too, up to `MOST_DROPPED` bytes, and dropped. A connection that is closed with
+    unread bytes is reset, and its client might not receive the error.
 
     Raises:
-        ApiError: it has more than `most` bytes, or the client went away.
+        ApiError: the body has more than `most` bytes, or the client disconnected.
     """
     stated = request.headers.get("content-length", "")
     size = int(stated[:20]) if stated.isascii() and stated.isdigit() else 0
     got = f"{size} bytes" if size else "more than that"
-    asks = "expect" in request.headers  # before it sends the body
-    if size > MOST_DROPPED or (size > most and asks):
+    expects = "expect" in request.headers  # the client waits for status 100 before it sends the body
+    if size > MOST_DROPPED or (size > most and expects):
         raise _too_large(got, most)
     received, count = bytearray(), 0
     try:

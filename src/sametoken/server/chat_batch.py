@@ -1,4 +1,4 @@
-"""Several conversations in one request, as vLLM's /v1/chat/completions/batch: each has one choice of the reply."""
+"""Several conversations in one request, as in vLLM's /v1/chat/completions/batch; the reply has a choice for each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field, PrivateAttr, model_validator
 from sametoken.server.chat_schema import ChatMessage, ChatRequest
 from sametoken.server.fields import MOST_PROMPTS, Off
 
-OF_PROMPT = ("prompt_logprobs", "prompt_token_ids")  # what a reply says of its one prompt
-HEAD = ("id", "object", "created", "model")  # what it begins with
+OF_PROMPT = ("prompt_logprobs", "prompt_token_ids")  # fields of a reply that describe its only prompt
+HEAD = ("id", "object", "created", "model")  # fields at the beginning of a reply
 
 
 class BatchChatRequest(ChatRequest):
@@ -29,7 +29,7 @@ class BatchChatRequest(ChatRequest):
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Make a request of each conversation."""
+        """Make one request for each conversation."""
         shared = {name: getattr(self, name) for name in ChatRequest.model_fields}
         parts = [ChatRequest.model_construct(**{**shared, "messages": turns}) for turns in self.messages]
         self._parts = [part._ask() for part in parts]  # type: ignore[operator]  # pydantic leaves it a method
@@ -37,12 +37,12 @@ class BatchChatRequest(ChatRequest):
 
     @property
     def parts(self) -> Sequence[ChatRequest]:
-        """A request for each conversation."""
+        """One request for each conversation."""
         return self._parts
 
 
 def joined(replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The replies to conversations as one; what is told of one prompt stands with its choice, counts are sums."""
+    """Join the replies to conversations: fields about a prompt move into its choice, and token counts are summed."""
     choices = [
         {**choice, "index": place} | {name: reply[name] for name in OF_PROMPT}
         for place, reply in enumerate(replies)
@@ -53,7 +53,7 @@ def joined(replies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _sum(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of equal names added, in objects within them too."""
+    """Sums of counts by name, also within nested objects."""
     return {
         name: _sum([each[name] for each in counts])
         if isinstance(value, Mapping)

@@ -1,4 +1,4 @@
-"""Bodies of requests that hold conversations: messages, tools, and what /v1/chat/completions takes besides."""
+"""Request bodies with conversations: messages, tools, and the other fields of /v1/chat/completions and /tokenize."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
 MOST_TOOLS = 128
-# What the server tells templates itself.
+# Variables of chat templates that the server itself sets.
 _RENDERED = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"}
 Documents = list[dict[str, Any]]
 
@@ -51,12 +51,13 @@ class ToolCall(History):
     type: Literal["function"] | None = "function"
     """always this."""
     function: FunctionCall
-    """what was called."""
+    """name and arguments of the function."""
 
 
-SAYS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")  # one of them is there
-_SAYS_SOMETHING: JsonDict = {
-    "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in SAYS]
+# Fields with the content of a message, of which at least one is required.
+CONTENT_FIELDS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
+_ANY_CONTENT: JsonDict = {
+    "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in CONTENT_FIELDS]
 }
 _ONE_TEXT: JsonDict = {
     "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
@@ -64,12 +65,12 @@ _ONE_TEXT: JsonDict = {
 
 
 class ChatMessage(History):
-    """One turn; what an earlier reply returned may be sent back as it came, with what else a client keeps in it."""
+    """One turn of a conversation; a message of an earlier reply may be sent back unchanged, with further fields."""
 
-    model_config = ConfigDict(json_schema_extra=_SAYS_SOMETHING)
+    model_config = ConfigDict(json_schema_extra=_ANY_CONTENT)
     role: Text
-    """who speaks: a word that the chat template has a place for. It gets `developer` as `system`, and `function`
-    (OpenAI's older word) as `tool`."""
+    """role of the turn, one that the chat template supports. The template receives `developer` as `system`, and
+    `function` (OpenAI's older name) as `tool`."""
     content: Spoken | None = None
     """text, or parts of type `text`; null only if another field has content."""
     refusal: str | None = None
@@ -88,13 +89,13 @@ class ChatMessage(History):
     """for role `tool`: id of the call that this message answers."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if all(getattr(self, name) in (None, []) for name in SAYS):
+    def _has_content(self) -> Self:
+        if all(getattr(self, name) in (None, []) for name in CONTENT_FIELDS):
             raise ValueError(f"a message of {self.role} has no content; expected text")
         return self
 
     def turn(self) -> Turn:
-        """Turn of this message in the form that all APIs share."""
+        """Turn of this message, in the form that all APIs share."""
         calls = [Call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
         if self.function_call is not None and not calls:
             calls = [Call("", self.function_call.name, self.function_call.arguments)]
@@ -104,7 +105,12 @@ class ChatMessage(History):
 
 
 def conversation(body: ChatRequest | TokenizeRequest, options: dict[str, Any], **more: Any) -> ChatTalk:
-    """The conversation of a body, which `options` of the template are for."""
+    """Conversation of a body.
+
+    Args:
+        options: variables of the chat template, to which those of the body are added.
+        more: further fields of `ChatTalk`.
+    """
     continues = bool(body.continue_final_message)
     if continues and body.add_generation_prompt:
         raise RequestError("excludes add_generation_prompt", field="continue_final_message", advice="set one of them")
@@ -178,8 +184,8 @@ class ChatRequest(Generation):
     include_reasoning: bool | None = None
     """false leaves the model's reasoning out of the reply."""
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
-    """number of tokens that the model may think, at most; then the mark follows that ends the thinking. -1, and a model
-    that marks no thinking: no limit."""
+    """number of reasoning tokens, at most; then the mark that ends the reasoning is inserted. -1, or a model that does
+    not mark its reasoning: no limit."""
     tools: Annotated[list[Tool], Field(min_length=1, max_length=MOST_TOOLS)] | None = None
     """functions that the model may call."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -198,7 +204,7 @@ class ChatRequest(Generation):
 
     @property
     def echoed(self) -> str:
-        """Text that the reply begins with: the last assistant message if `echo` is set, else ""."""
+        """Text at the beginning of the reply: the last assistant message if `echo` is set, else ""."""
         last = self.messages[-1]
         return last.content or "" if self.echo and last.role == "assistant" else ""
 
@@ -233,7 +239,7 @@ class ChatRequest(Generation):
 
 
 def effort_options(effort: str | None) -> dict[str, Any]:
-    """Variables of a chat template for the effort to think."""
+    """Variables of a chat template for a reasoning effort; none if no effort is given."""
     return {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
 
 
@@ -273,7 +279,7 @@ class TokenizeRequest(Body):
 
     @property
     def talk(self) -> ChatTalk:
-        """The conversation, where there is one."""
+        """Conversation of `messages`; without turns if the body has a prompt."""
         tools = ToolUse([tool.function.model_dump(exclude_none=True) for tool in self.tools or ()])
         return conversation(self, {}, tools=tools)
 

@@ -1,4 +1,4 @@
-"""The form of /v1/chat/completions: messages with thinking, text and calls of functions, whole or in pieces."""
+"""Replies of /v1/chat/completions: messages with reasoning, text and tool calls, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sametoken.server.words import Event, Progress, Source, Words, end, parts
 
 
 class ChatWords(Words):
-    """/v1/chat/completions."""
+    """Replies of /v1/chat/completions."""
 
     def __init__(self, body: ChatRequest, source: Source) -> None:
         self._body, self._reports = body, body.reports
         self._head, self._tokenizer, self._requests, self._reader = source
         self._scores = source.head.usual.spelling(self._tokenizer, body.return_tokens_as_token_ids)
         self._progress = Progress(body, source)
-        self._begin = self._head.of("chat.completion.chunk")  # of every event
+        self._begin = self._head.of("chat.completion.chunk")  # first fields of every event
         self._messages = [Message() for _ in source.requests]
 
     def first(self) -> list[Event]:
@@ -33,21 +33,21 @@ class ChatWords(Words):
             events.append({**begun, "choices": [choice], **self._progress.usage(place)})
         for event in events if self._body.echoed else ():
             (choice,) = event["choices"]
-            said = {**choice, "delta": {"content": self._body.echoed}}
-            events = [*events, {**self._begin, "choices": [said], **self._progress.usage(choice["index"])}]
+            echoed = {**choice, "delta": {"content": self._body.echoed}}
+            events = [*events, {**self._begin, "choices": [echoed], **self._progress.usage(choice["index"])}]
         return events
 
     def delta(self, chunk: Chunk) -> list[Event]:
         pieces = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
-        said = self._messages[chunk.choice].add(pieces)
+        delta = self._messages[chunk.choice].add(pieces)
         # Clients that read usage in every chunk expect it to grow.
-        if not said or chunk.completion is None or self._progress.always:
-            return [self._event(chunk, said)]
+        if not delta or chunk.completion is None or self._progress.always:
+            return [self._event(chunk, delta)]
         rest, ended = parts(chunk)
-        return [self._event(rest, said), self._event(ended, {})]
+        return [self._event(rest, delta), self._event(ended, {})]
 
     def _event(self, chunk: Chunk, delta: dict[str, Any]) -> dict[str, Any]:
-        """The event of a chunk; `delta` is what its text adds to the message."""
+        """Event of a chunk; `delta` has the additions to the message."""
         body, request = self._body, self._requests[chunk.choice]
         choice: dict[str, Any] = {"index": chunk.choice, "delta": delta, "logprobs": None}
         if body.logprobs and chunk.logprobs:

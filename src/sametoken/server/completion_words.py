@@ -1,4 +1,4 @@
-"""The form of /v1/completions: choices of text, with the prompt before it where that is asked for."""
+"""Replies of /v1/completions: choices with text, which begin with the prompt if `echo` is set."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sametoken.server.words import Event, Progress, Source, Words, end
 
 
 class CompletionWords(Words):
-    """/v1/completions."""
+    """Replies of /v1/completions."""
 
     def __init__(self, body: CompletionRequest, source: Source) -> None:
         self._body, self._drawn, self._reports = body, body.drawn, body.reports
@@ -23,8 +23,8 @@ class CompletionWords(Words):
         self._scores = source.head.usual.spelling(self._tokenizer, body.return_tokens_as_token_ids)
         self._top = WHOLE if body.logprob_token_ids is not None else body.logprobs or 0  # alternatives to show
         self._progress = Progress(body, source)
-        self._begin = source.head.of("text_completion")  # of every object
-        self._characters: dict[int, int] = {}  # of the text so far, by place of the choice
+        self._begin = source.head.of("text_completion")  # first fields of every object
+        self._characters: dict[int, int] = {}  # characters of the text so far, by place of the choice
 
     def first(self) -> list[Event]:
         return []
@@ -68,17 +68,17 @@ class CompletionWords(Words):
         return counted
 
     def _kept(self, items: Sequence[Any]) -> Sequence[Any]:
-        """Items of the shown tokens: none with max_tokens 0, for which the engine still draws one token."""
+        """Items of the tokens in the reply: none with max_tokens 0, for which the engine still draws one token."""
         return () if self._body.max_tokens == 0 else items
 
     def _shown(self, completion: Completion) -> Completion:
-        """The completion with the tokens that are shown, see `_kept`."""
+        """Completion with the tokens in the reply alone, see `_kept`."""
         if self._body.max_tokens == 0:
             return replace(completion, token_ids=[], origins=[], rejected=[], steps=completion.steps and [])
         return completion
 
     def _choice(self, request: Request, tokens: Sequence[int], text: str, first: bool) -> dict[str, Any]:
-        """Text of one choice, and as "scored" the tokens that it stands for; the prompt too where it is echoed."""
+        """One choice: its text and, as "scored", the tokens of the text; both begin with the prompt if it is echoed."""
         body, shown = self._body, list(self._kept(tokens))
         text = text if body.max_tokens != 0 else ""
         choice: dict[str, Any] = {"index": 0, "text": text, "logprobs": None, "scored": shown}
@@ -109,7 +109,10 @@ class CompletionWords(Words):
 
 
 def _best(completions: Sequence[Completion], count: int) -> list[Completion]:
-    """The most probable completions, by log-probability per token, best first; all of them stay in order."""
+    """The `count` most probable completions by log-probability per token, the best first.
+
+    If `count` is the number of completions, their order is unchanged.
+    """
     if count == len(completions):
         return list(completions)
 

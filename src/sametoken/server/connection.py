@@ -1,6 +1,6 @@
-"""One connection: uvicorn's protocol on httptools, with limits for headers and for the time that a request may take.
+"""Uvicorn's HTTP protocol on httptools, with limits for the size of headers and for the time to receive a request.
 
-Without them, httptools keeps headers of any size, and uvicorn waits for the rest of a request for ever.
+Without these limits, httptools keeps headers of any size, and uvicorn waits for the end of a request without limit.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ from sametoken.server.exchange import ID_HEADER, named_client, new_id
 
 LOG = logging.getLogger("sametoken.server")
 MOST_HEAD = 64 * 2**10  # bytes of a request's first line and headers
-REQUEST_SECONDS = 60.0  # for a request to come, from its first byte or the connection's begin to the last of its body
-MOST_AHEAD = 8  # requests that may come before the one in front of them is answered; reading stops at more
-STALL_SECONDS = 60.0  # for a client to read some of what waits for it; meanwhile its request keeps a place
+REQUEST_SECONDS = 60.0  # time to receive a request, from its first byte or the connection's beginning to its last byte
+MOST_AHEAD = 8  # pipelined requests that wait for the reply to an earlier one; with more, reading stops
+STALL_SECONDS = 60.0  # time in which a client must read a part of the buffered reply; its request occupies a slot
 END_OF_HEAD = b"\r\n\r\n"
 UPGRADE = re.compile(rb"\nupgrade:", re.IGNORECASE)
-LINGER_SECONDS = 2.0  # for a refused client to read why, while what it still sends is dropped
+LINGER_SECONDS = 2.0  # time for a refused client to read the error, while further bytes from it are dropped
 
 
 class Connection(HttpToolsProtocol):
-    """Connection that refuses broken or slow requests and too large heads, and ends if nobody reads its replies."""
+    """Connection that refuses invalid or slow requests and too large heads, and ends if its client reads no reply.
 
-    _head = 0  # bytes of the head that is coming
-    _tail = b""  # its last ones, in which its end may have begun
+    The head of a request is its first line and its headers.
+    """
+
+    _head = 0  # bytes received of the current head
+    _tail = b""  # last bytes of the current head, which may be the beginning of its end mark
     _in_head = True
     _refused = False
     _timer: asyncio.TimerHandle | None = None
     _stall: asyncio.TimerHandle | None = None
-    _answered: RequestResponseCycle | None = None  # the request that is worked on; `cycle` is the last that came
+    _answered: RequestResponseCycle | None = None  # request that is being answered; `cycle` is the last received one
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._came()
-        self._moves()
+        self._received()
+        self._end_stall()
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
@@ -52,14 +55,14 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._moves()
+        self._end_stall()
         self._stall = self.loop.call_later(STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._moves()
+        self._end_stall()
 
-    def _moves(self) -> None:
+    def _end_stall(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
@@ -83,18 +86,18 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
-        self._expect()
+        self._start_timer()
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head = False, 0
-        # Of a head that came behind another request's body nothing has been counted yet.
+        # The bytes of a head that came in one piece with another request's body were not counted.
         lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
         if len(self.url) + lines > MOST_HEAD:
             self._refuse_head()
         else:
             super().on_headers_complete()
             if 0 < len(self.pipeline) <= MOST_AHEAD:
-                self.flow.resume_reading()  # or nobody would notice that the client has gone
+                self.flow.resume_reading()  # otherwise a disconnect of the client would not be noticed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle
@@ -102,21 +105,21 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._refused:
-            self._came()
+            self._received()
         super().on_message_complete()
 
-    def _expect(self) -> None:
-        self._came()
-        self._timer = self.loop.call_later(REQUEST_SECONDS, self._late)
+    def _start_timer(self) -> None:
+        self._received()
+        self._timer = self.loop.call_later(REQUEST_SECONDS, self._timed_out)
 
-    def _came(self) -> None:
+    def _received(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
-        if self.flow.read_paused:  # the rest waits for us
-            self._expect()
+    def _timed_out(self) -> None:
+        if self.flow.read_paused:  # the server has not read the rest of the request yet
+            self._start_timer()
             return
         message = f"the request did not come within {REQUEST_SECONDS:g} s; send it faster, or less"
         self._refuse(ApiError(408, message, "timeout_error", code="request_too_slow"))
@@ -130,7 +133,7 @@ class Connection(HttpToolsProtocol):
         self._refuse(ApiError(400, f"{msg.rstrip('.')}; send HTTP/1.1", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers, unless an answer is under way, and closes; who worked on the request hears that it is gone."""
+        """Send an error, unless a reply has begun, and close; the request's endpoint receives a disconnect event."""
         if self._refused or self.transport.is_closing():
             return
         under_way = bool(self.pipeline)
@@ -146,22 +149,22 @@ class Connection(HttpToolsProtocol):
             )
             LOG.info("%s: refused request %s with %d: %s", named_client(self.client), identity, error.status, error)
             self.transport.write(STATUS_LINE[error.status] + about.encode() + content)
-            # To close with bytes unread would reset the connection, and the client might never see the answer.
+            # A close with unread bytes would reset the connection, and the client might not receive the error.
             self._refused = True
             self.flow.resume_reading()
-            if self.transport.can_write_eof():  # TLS cannot
+            if self.transport.can_write_eof():  # not with TLS
                 self.transport.write_eof()
-            self._came()
+            self._received()
             self._timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
         else:
             self.transport.close()
 
 
 def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
-    """An application for a client of HTTP/1.0, to which a body of unknown length ends with the connection."""
+    """Application for a client of HTTP/1.0: a body of unknown length has no chunks and ends with the connection."""
 
     async def answered(scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        known = True  # the length of the body, from its headers
+        known = True  # True if the headers state the length of the body
 
         async def plainly(message: ASGISendEvent) -> None:
             nonlocal known
@@ -179,9 +182,9 @@ def _unchunked(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Appli
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """A head that asks for another protocol, as one that does not: httptools would take its body for that protocol.
+    """Rename the header Upgrade of a head, with which httptools would treat the body as data of another protocol.
 
-    Java's client asks for HTTP/2 with its first request; a server may ignore that (RFC 9110, section 7.8).
+    Java's client sends it for HTTP/2 with its first request; a server may ignore it (RFC 9110, section 7.8).
     """
     head, end, rest = data.partition(END_OF_HEAD)
     return UPGRADE.sub(b"\nIgnored:", head) + end + rest

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings: vectors of texts, by models made for it. The engine's thread reads between its steps."""
+"""POST /v1/embeddings: embeddings of texts by embedding models, computed by the engine's thread between its steps."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ class EmbeddingsRequest(Body):
     """The body of POST /v1/embeddings."""
 
     model: str | None = None
-    """a name that `/v1/models` lists; left out, the one that is served."""
+    """a name that `/v1/models` lists; without it: the model that is served."""
     input: Prompts
     """text, texts, token ids or lists of them."""
     encoding_format: Literal["float", "base64"] | None = None
-    """`float` if left out; `base64` of little-endian float32."""
+    """`float` (the default), or `base64` of little-endian float32."""
     dimensions: int | None = None
-    """only the model's own number."""
+    """only the model's own number of dimensions."""
     user: str | None = None
-    """changes nothing."""
+    """no effect."""
 
 
 class EmbeddingApi(Api):
-    """Vectors of texts."""
+    """Endpoint for embeddings."""
 
     def __init__(self, worker: Worker, names: Sequence[str]) -> None:
         super().__init__(worker, names)
-        self._reader: FeatureReader | None = None  # made when it is first needed: it has a cache of its own
+        self._reader: FeatureReader | None = None  # made at first use, because it has a KV cache of its own
         self._turn = asyncio.Lock()
 
     async def embeddings(self, request: Request) -> Response:
-        """Vectors of texts; only from models that are made for it."""
+        """Embeddings of texts; only with an embedding model."""
         body = await self._read(request, EmbeddingsRequest)
         llm = self._worker.llm
         if llm.pooling is None:
             raise ApiError(
-                400, f"{self._names[0]} is no embedding model: it has no modules.json that says how to pool; serve one "
-                "that has, or use /v1/completions", code="not_an_embedding_model",
+                400, f"{self._names[0]} is no embedding model: it has no modules.json that defines its pooling; serve "
+                "one that has, or use /v1/completions", code="not_an_embedding_model",
             )  # fmt: skip
         if body.dimensions not in (None, llm.config.hidden_size):
             words = f"dimensions: got {body.dimensions}, expected {llm.config.hidden_size}, which the model has"
@@ -100,7 +100,7 @@ class EmbeddingApi(Api):
             return [await self._vector(ids, pooling) for ids in prompts]
 
     async def _vector(self, ids: Sequence[int], pooling: Pooling) -> list[float]:
-        """Read a text in pieces, so that streams go on between them."""
+        """Embedding of a text, computed in pieces, between which the engine makes the steps of other requests."""
         from sametoken.train.dataset.extraction import PIECE_TOKENS, FeatureReader  # most servers need no trainer
 
         engine, tokens = self._worker.engine, torch.tensor(ids)

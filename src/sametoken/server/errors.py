@@ -1,6 +1,6 @@
-"""Refusals as HTTP: a status, and OpenAI's error envelope that says what was got, what was expected and what to do.
+"""Errors as HTTP replies: a status, and OpenAI's error envelope with the wrong value, the expected one, and advice.
 
-{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}; an error in an open stream is the same object.
+{"error": {"message": ..., "type": ..., "param": ..., "code": ...}}; an error event in an open stream is this object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sametoken.server.hints import of_field
 
 LOG = logging.getLogger("sametoken.server")
 QUEUE_FULL = "queue_full"
-CLIENT_GONE = 499  # nginx's number; nobody receives it
+CLIENT_GONE = 499  # nginx's status for a client that disconnected; used in logs alone
 _SHOWN = 120  # characters of a value or name that a message repeats
 
 
@@ -55,7 +55,7 @@ class AnthropicError(TypedDict):
     error: AnthropicBody
 
 
-MESSAGES = "/v1/messages"  # and what is below it
+MESSAGES = "/v1/messages"  # prefix of the paths with Anthropic's envelope
 ANTHROPIC = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error",
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
@@ -63,15 +63,16 @@ ANTHROPIC = {
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """Error that ends a request with an error reply.
 
     Args:
-        status: of HTTP.
-        message: for the caller.
-        kind: OpenAI's `type`.
-        param: the field at fault. `code`: a word for programs.
-        headers: of the answer.
-        details: what llama-server's envelope has besides.
+        status: HTTP status.
+        message: text for the caller.
+        kind: `type` of OpenAI's envelope.
+        param: field of the body that is at fault.
+        code: name of the error for programs.
+        headers: headers of the reply.
+        details: further fields of llama-server's envelope.
     """
 
     def __init__(
@@ -99,25 +100,25 @@ class ApiError(Exception):
     @property
     def llama(self) -> dict[str, Any]:
         """Return this error in llama-server's envelope, whose code is the status."""
-        said = self.body["error"]
-        return {"error": {"code": self.status, "message": said["message"], "type": said["type"], **self.details}}
+        error = self.body["error"]
+        return {"error": {"code": self.status, "message": error["message"], "type": error["type"], **self.details}}
 
 
 def reply(error: ApiError, path: str = "", llama: bool = False) -> JSONResponse:
-    """An error as an answer of this path, whose clients may expect Anthropic's envelope.
+    """Reply with an error; /v1/messages and paths below it get Anthropic's envelope.
 
     Args:
-        llama: other clients expect llama-server's.
+        llama: True if other paths get llama-server's envelope.
     """
     body = error.anthropic if MESSAGES in path else error.llama if llama else error.body
     return JSONResponse(body, error.status, error.headers)
 
 
 def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
-    """A prompt or parameter that the engine refuses.
+    """API error for a prompt or parameter that the engine refuses.
 
     Args:
-        fields: what the caller called each field that the engine may name.
+        fields: names of the body's fields, by the names in the engine's errors.
     """
     code, details = None, dict[str, Any]()
     if isinstance(error, PromptTooLongError):
@@ -134,18 +135,18 @@ def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
 
 
 def misread(error: RequestError | RecursionError, field: str) -> ApiError:
-    """A field of the body that the tokenizer or the chat template refuses."""
+    """API error for a field of the body that the tokenizer or the chat template refuses."""
     return ApiError(400, shorten(f"{field}: {error}"), param=field)
 
 
 def worded(error: Exception, fields: Mapping[str, str], seconds: float | None) -> ApiError:
-    """Return the API error for an exception that ended a request after the engine had accepted it.
+    """API error for an exception that ended a request after the engine had accepted it.
 
     Args:
-        fields: what the caller called each field that the engine may name.
-        seconds: that a request may take.
+        fields: names of the body's fields, by the names in the engine's errors.
+        seconds: time limit of a request.
     """
-    once = {"x-should-retry": "false"}  # asking again would end the same
+    once = {"x-should-retry": "false"}  # a second try would end with the error too
     match error:
         case ApiError():
             return error
@@ -156,7 +157,7 @@ def worded(error: Exception, fields: Mapping[str, str], seconds: float | None) -
         case TimeoutError():
             message = f"the request was not done within {seconds:g} s (request_timeout); ask for fewer tokens"
             return ApiError(408, message, "timeout_error", code="timeout", headers=once)
-        case EngineError():  # the request may be why: it is not to be sent again at once
+        case EngineError():  # the request may be the cause, so that clients shall not send it again at once
             message = f"{error}; the server ends, its log has the details"
             return ApiError(500, message, "server_error", code="engine_failed", headers=once)
         case SametokenError():
@@ -166,33 +167,33 @@ def worded(error: Exception, fields: Mapping[str, str], seconds: float | None) -
 
 
 def stopped(error: SametokenError) -> ApiError:
-    """The engine ended under an accepted request."""
+    """API error for an accepted request that was not finished before the engine stopped."""
     message = f"the server stopped before this request was done ({error}); send it again"
     return ApiError(503, message, "server_error", code="server_stopped", headers={"Retry-After": "1"})
 
 
 def stopping() -> ApiError:
-    """The server takes nothing new."""
+    """API error for a new request while the server stops."""
     message = "the server is shutting down; send the request to another one, or again later"
     return ApiError(503, message, "server_error", code="server_stopping", headers={"Retry-After": "5"})
 
 
 def not_supported(message: str) -> ApiError:
-    """Something is switched off or not there."""
+    """API error for a function that is switched off or not supported."""
     return ApiError(501, message, "not_supported_error")
 
 
 def failed(error: Exception) -> ApiError:
-    """An error of the server's own; what it was is for the log, not for the caller."""
+    """API error for an internal error, whose details are in the log alone."""
     LOG.error("a request failed", exc_info=error)
-    return ApiError(500, "the server met an error of its own; its log has the details", "server_error")
+    return ApiError(500, "the server had an internal error; its log has the details", "server_error")
 
 
 def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiError:
-    """Return the API error for the first problem that pydantic found in a body, as one sentence.
+    """API error for the first problem that pydantic found in a body, as one sentence.
 
     Args:
-        known: the fields of the body, to name the nearest to an unknown one.
+        known: names of the body's fields, for the suggestion of one that is similar to an unknown name.
         given: the body, as JSON.
     """
     problem = error.errors(include_url=False)[0]
@@ -214,21 +215,21 @@ def invalid(error: ValidationError, known: Iterable[str], given: bytes) -> ApiEr
         case "model_type" | "model_attributes_type" if not where:
             return ApiError(400, f"the body is {_value(problem['input'])}, expected a JSON object")
         case _:
-            said = found_wrong(problem)
+            wrong = found_wrong(problem)
             own = problem.get("ctx", {}).get("error")
             if isinstance(own, RequestError) and own.field:
-                return ApiError(400, shorten(said), param=own.field)
-            if not where:  # about several fields together, which it names
-                return ApiError(400, shorten(said))
-            code = None if own is not None else problem["type"]  # pydantic's word, which vLLM's messages have
-            words = f"{where}: got {_value(problem['input'])}, {shorten(_lower(said))}{f' ({code})' if code else ''}"
+                return ApiError(400, shorten(wrong), param=own.field)
+            if not where:  # a contradiction of several fields, which the message names
+                return ApiError(400, shorten(wrong))
+            code = None if own is not None else problem["type"]  # pydantic's name of the error, as in vLLM's messages
+            words = f"{where}: got {_value(problem['input'])}, {shorten(_lower(wrong))}{f' ({code})' if code else ''}"
             return ApiError(400, words, param=where, code=code)
 
 
 def _place(given: Any, parts: Sequence[int | str]) -> tuple[int | str, ...]:
-    """The parts of a place that are in a value; pydantic also names members of unions, which no client knows.
+    """Path of an error within a body, from pydantic's path, in which names of union members are left out.
 
-    Where a part may be either, the reading is taken that has the last part.
+    If a part can be a key of the body or the name of a union member, the path that contains the last part is returned.
     """
     if not parts:
         return ()
@@ -242,7 +243,7 @@ def _place(given: Any, parts: Sequence[int | str]) -> tuple[int | str, ...]:
 
 
 def shorten(text: str) -> str:
-    """A text of the caller's that fits into a message."""
+    """Text of a caller, cut to a length that fits into a message."""
     return text if len(text) <= 4 * _SHOWN else f"{text[: 4 * _SHOWN]}..."
 
 
@@ -251,7 +252,7 @@ def _lower(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    # A large value is named by its size: to spell it takes time and helps nobody.
+    # A large value is described by its size, because its text would be slow to make and hard to read.
     if isinstance(value, list | dict) and len(value) > 8:
         return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**30:

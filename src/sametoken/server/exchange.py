@@ -1,6 +1,6 @@
-"""One request and its answer: an id, a line in the access log, a trace, and an answer even where the server ends.
+"""Records of requests: each gets an id, a line in the access log, a trace, and a reply even if the server ends.
 
-The id is the client's X-Request-Id, or made; it is in every log line of the request, and in the answer's header.
+The id is the client's X-Request-Id, or a new one; every log line of the request and the header of the reply have it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ACCESS = logging.getLogger("sametoken.access")
 ID_HEADER = b"x-request-id"
 VALID_ID = re.compile(rb"[\x21-\x7e]{1,128}")  # one printable word
-PROBES = ("/health", "/live", "/load", "/metrics", "/ping", "/version")  # asked all the time by machines
+PROBES = ("/health", "/live", "/load", "/metrics", "/ping", "/version")  # paths that monitoring requests repeatedly
 
 
 @dataclass(slots=True)
@@ -34,13 +34,15 @@ class Exchange:
     """Record of a request until its reply is complete.
 
     Attributes:
-        id: see the module.
-        client: address of the client, as host:port. `version`: of HTTP.
-        headers: of the request.
-        began, ended: on the clock of `time.perf_counter`; 0.0 while it goes on.
-        status: of the answer, 0 before there is one.
-        sequences: requests of the engine that serve this request.
-        owner: a name for the API key that it was let in with, "" for none.
+        id: id of the request, see the module.
+        client: address of the client, as host:port.
+        version: version of HTTP.
+        headers: headers of the request.
+        began: time of arrival, in seconds of `time.perf_counter`.
+        ended: time of the end of the reply, in seconds of `time.perf_counter`; 0.0 before it.
+        status: status of the reply; 0 before it begins.
+        sequences: engine requests that serve this request.
+        owner: name of the API key of the request, a hash; "" without a key.
     """
 
     id: str
@@ -57,7 +59,7 @@ class Exchange:
 
     @classmethod
     def of(cls, scope: Scope) -> Exchange:
-        """The beginning of a request."""
+        """Record of a request at its arrival."""
         given = next((value for name, value in scope["headers"] if name == ID_HEADER), b"")
         return cls(
             given.decode("ascii") if VALID_ID.fullmatch(given) else new_id(),
@@ -84,12 +86,12 @@ class Recorder(Protocol):
 
 
 class Exchanges:
-    """Maker of an `Exchange` for every request; the outermost layer of the application.
+    """Outermost middleware of the application, which makes an `Exchange` for every request.
 
     Args:
-        app: what answers.
-        config: its root path is taken off the front of paths; it says whether an answer has the id.
-        traces: hears of complete exchanges, None for nobody.
+        app: application that answers requests.
+        config: supplies `root_path`, which is removed from paths, and `enable_request_id_headers`.
+        traces: recorder of complete exchanges, or None.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, traces: Recorder | None = None) -> None:
@@ -99,7 +101,7 @@ class Exchanges:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         without_root(scope, self._root)
         exchange = Exchange.of(scope)
-        CURRENT.set(exchange)  # of this request's own task
+        CURRENT.set(exchange)  # each request has a task with a context of its own
 
         async def noted(message: Message) -> None:
             if not exchange.status:
@@ -124,23 +126,23 @@ class Exchanges:
 
 
 def without_root(scope: Scope, root: str) -> None:
-    """Take the path below which a proxy offers the server off a request's path."""
+    """Remove the prefix under which a proxy offers the server from a request's path."""
     if root and f"{scope['path']}/".startswith(f"{root}/"):
         scope["path"] = scope["path"].removeprefix(root) or "/"
 
 
 def new_id() -> str:
-    """An id for a request that brought none."""
+    """New id for a request without X-Request-Id."""
     return f"req-{secrets.token_hex(14)}"
 
 
 def named_client(address: tuple[str, int] | None) -> str:
-    """host:port; a proxy may have named the host, so that it can be any text."""
+    """Address of a client as host:port; the host is escaped, because a proxy may have set it to any text."""
     return "-" if address is None else f"{quote(address[0], safe=':.%')}:{address[1]}"
 
 
 def log_access(exchange: Exchange) -> None:
-    """A line in the access log; probes that went well are at level debug."""
+    """Write a line to the access log; successful probes are logged at level debug."""
     level = logging.DEBUG if exchange.probe else logging.INFO
     if not ACCESS.isEnabledFor(level):
         return
@@ -160,5 +162,5 @@ def log_access(exchange: Exchange) -> None:
         fields |= {"prompt_tokens": read, "completion_tokens": made}
         tokens = f", {read} + {made} tokens"
     line = '%s "%s %s HTTP/%s" %d in %.3f s%s'
-    said = (exchange.client, exchange.method, path, exchange.version, exchange.status, seconds, tokens)
-    ACCESS.log(level, line, *said, extra={"fields": fields})
+    values = (exchange.client, exchange.method, path, exchange.version, exchange.status, seconds, tokens)
+    ACCESS.log(level, line, *values, extra={"fields": fields})

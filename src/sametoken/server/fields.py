@@ -1,7 +1,6 @@
 """Building blocks of request bodies: a base class that refuses unknown fields, and field types with their own checks.
 
-null is the same as leaving a field out, for unknown fields too. What docstrings say of fields is in the OpenAPI
-document too.
+A field that is null counts as left out, even an unknown one. The texts below fields are part of the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from sametoken.options.json_types import MOST_LOGPROBS
 from sametoken.options.texts import texts_of_fields
 
 MOST_PROMPTS = 1024
-EXACT = 2**53  # up to which a float holds every integer
-WHOLE = -1  # of the number of alternatives: all of the vocabulary
-NO_LIMIT = -1  # of max_tokens: up to the end of the context
-PARTS = ("text", "input_text", "output_text", "refusal")  # a refusal is sent back as any other text
+EXACT = 2**53  # largest integer below which a float represents every integer
+WHOLE = -1  # number of alternatives that means the whole vocabulary
+NO_LIMIT = -1  # max_tokens that means up to the end of the context
+PARTS = ("text", "input_text", "output_text", "refusal")  # types of parts with text; a refusal counts as text
 
 
 def _with_whole_numbers(schema: Any) -> Any:
-    """A schema of pydantic's whose integers take whole numbers of any notation, and whose lists have one error each.
+    """Core schema with integers that accept whole numbers of any notation, and with one error per list.
 
-    All errors are collected though one is told: a list of a million wrong ids took seconds.
+    pydantic collects all errors, of which one is reported: a list of a million wrong ids took seconds.
     """
     if isinstance(schema, list | tuple):
         return type(schema)(map(_with_whole_numbers, schema))
@@ -52,13 +51,13 @@ def _with_whole_numbers(schema: Any) -> Any:
 
 
 def _whole(given: object) -> object:
-    """A number without a fraction as an integer; larger ones may have lost theirs when they were read."""
+    """Convert a float without a fraction, up to `EXACT`, to an integer; larger floats may have lost their fraction."""
     exact = isinstance(given, float) and given.is_integer() and abs(given) <= EXACT
     return int(given) if exact else given  # type: ignore[call-overload]
 
 
 class Body(BaseModel):
-    """Base of every body and of the objects in it; a text below a field says what it means."""
+    """Base class of every body and of the objects in it; the text below a field is its description."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -70,7 +69,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_unknown_nulls(cls, given: object) -> object:
-        """Clients dump their own objects, whose unset fields ask for nothing."""
+        """Drop unknown fields that are null, which clients send for unset fields of their own objects."""
         if not isinstance(given, dict):
             return given
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -78,7 +77,7 @@ class Body(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Integers may be written as 4.0, which they are in JSON Schema."""
+        """Accept integers that are written as 4.0, which JSON Schema allows."""
         return cast(CoreSchema, _with_whole_numbers(handler(source)))
 
     @classmethod
@@ -90,20 +89,20 @@ class Body(BaseModel):
         for name, field in cls.model_fields.items():
             if name in texts:
                 described["properties"][field.alias or name].setdefault("description", texts[name])
-        for said in (described, *described["properties"].values()):
-            if "description" in said:
-                said["description"] = " ".join(said["description"].split())
+        for each in (described, *described["properties"].values()):
+            if "description" in each:
+                each["description"] = " ".join(each["description"].split())
         return made
 
 
 class History(Body):
-    """Base of what clients send back as they got it, with fields of their own: what is unknown is ignored."""
+    """Base class of objects that clients send back with fields of their own: unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 def _spoken(given: object) -> object:
-    """Text from a string, or from parts of type text; anything else is for the type to refuse."""
+    """Text of a string or of a list of text parts; any other value is returned unchanged, for the type to refuse."""
     if not isinstance(given, list):
         return given
     texts = []
@@ -118,7 +117,7 @@ def _spoken(given: object) -> object:
 
 
 def _schema(given: object) -> object:
-    """A JSON schema that was sent as text, as an object."""
+    """JSON schema as an object; a text is parsed."""
     if isinstance(given, str):
         try:
             return json.loads(given)
@@ -140,7 +139,7 @@ def _off(given: bool) -> bool:
 
 
 def _prompts(given: object) -> object:
-    """One text, texts, token ids or lists of token ids as a list of prompts."""
+    """List of prompts, from a text, a list of texts, a list of token ids, or a list of such lists."""
     if isinstance(given, str):
         return [given]
     if isinstance(given, list) and given:
@@ -157,7 +156,7 @@ def _are_ids(given: object) -> bool:
     return isinstance(given, list) and bool(given) and all(type(_whole(token)) is int for token in given)
 
 
-_PROMPT = {"type": "string"}  # an empty one may get a begin token
+_PROMPT = {"type": "string"}  # may be empty, because the tokenizer may add a begin token
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PARTS = {"type": "array", "items": {"anyOf": [
     {"type": "object", "properties": {"type": {"enum": kinds}, name: {"type": "string"}}, "required": ["type", name]}
@@ -170,9 +169,9 @@ Prompts = Annotated[
     WithJsonSchema({"anyOf": [_PROMPT, {**_MANY, "items": {"anyOf": [_PROMPT, _IDS]}}, _IDS]}),
 ]
 Spoken = Annotated[str, BeforeValidator(_spoken), WithJsonSchema({"anyOf": [{"type": "string"}, _PARTS]})]
-# Literal[False] would take 0 for it.
+# Literal[False] would accept 0.
 Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"const": False})]
-# llama.cpp's -1 is "no limit".
+# llama.cpp's -1 means no limit.
 Limit = Annotated[
     int,
     Field(ge=-1),
@@ -195,11 +194,13 @@ def field_names(body: type[Body]) -> Iterable[str]:
 
 
 def view(name: str, declaration: type, *names: str, defaults: bool = False) -> Any:
-    """A body with the options of a declaration that bodies of requests have.
+    """Make a class of bodies with the options of a declaration that request bodies have.
 
     Args:
-        names: of the options; none are all of them.
-        defaults: whether fields have their own defaults; otherwise what is left out is None, for others to fill in.
+        name: name of the class.
+        declaration: class with the options.
+        names: names of the options; empty for all.
+        defaults: True if fields have the defaults of their options; otherwise the default is None.
     """
     fields: dict[str, Any] = {}
     for option in declared(declaration).values():

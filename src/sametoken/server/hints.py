@@ -1,4 +1,4 @@
-"""Suggestions of a path or field to send instead of one that is mistyped or belongs to another server."""
+"""Suggestions of a path or field in place of one that is mistyped or belongs to another server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from sametoken.errors import unknown_name
 
-# Paths of Ollama, TGI and SGLang, and of clients that were given an address without /v1.
+# Paths of Ollama, TGI and SGLang, and of clients that are configured with an address without /v1.
 PATHS = {
     **dict.fromkeys(("/api/generate", "/generate", "/generate_stream"), "/v1/completions"),
     **dict.fromkeys(("/api/chat", "/v1/chat"), "/v1/chat/completions"),
@@ -33,14 +33,14 @@ def of_path(path: str, known: Iterable[str]) -> str:
     """Suggestion of a path to use instead of an unknown path; "" if no path is near.
 
     Args:
-        known: the paths that there are.
+        known: all paths of the server.
     """
     near = PATHS.get(path.rstrip("/")) or next(iter(difflib.get_close_matches(path, list(known), n=1, cutoff=0.8)), "")
     return f"ask {near}, or " if near else ""
 
 
 def of_field(name: str, known: Iterable[str]) -> str:
-    """Words for an unknown field of a body, with what to send instead."""
+    """Error message for an unknown field of a body, with the field to send instead."""
     if name in FIELDS:
         return f"unknown field {name!r}: {FIELDS[name]}"
     return unknown_name("field", name, known)

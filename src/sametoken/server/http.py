@@ -1,4 +1,4 @@
-"""HTTP details: keys, events, and clients that go away. Knows nothing of models."""
+"""HTTP details, independent of the model: API keys, Host and Origin headers, events, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
-OPEN_FOLDERS = ("/playground/", "/docs/")  # the files of pages, which ask for a key themselves
-# What pages of other origins may do; see Starlette's CORSMiddleware.
+OPEN_FOLDERS = ("/playground/", "/docs/")  # files of the web pages, which prompt the user for a key
+# Permissions of pages of other origins, as arguments of Starlette's CORSMiddleware.
 CORS: dict[str, Any] = {
     "allow_methods": ["GET", "POST", "DELETE", "OPTIONS"],
     "allow_headers": ["*"],
@@ -34,12 +34,12 @@ CORS: dict[str, Any] = {
 }
 
 PROTOCOL = (b"content-length", b"transfer-encoding", b"connection")  # headers that the HTTP library looks for
-LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # what "localhost" stands for, as in llama-server
+LOCAL_ORIGINS = r"https?://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?"  # origins of "localhost", as in llama-server
 
 
 @contextmanager
 def when_gone(receive: Receive, call: Callable[[], object]) -> Iterator[None]:
-    """Call something if the client goes away within the block; the body of its request has been read."""
+    """Call a function if the client disconnects within the block; the request's body must have been read."""
 
     async def watch() -> None:
         if (await receive())["type"] == "http.disconnect":
@@ -53,7 +53,7 @@ def when_gone(receive: Receive, call: Callable[[], object]) -> Iterator[None]:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
-    """The result of some work, or None where the client goes away first; then the work is cancelled."""
+    """Return the result of `work`, or cancel it and return None if the client disconnects first."""
     task = asyncio.ensure_future(work)
     try:
         with when_gone(receive, task.cancel):
@@ -64,7 +64,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
 
 
 def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True) -> Message:
-    """A part of an answer: server-sent events, each named where its content has a type, and a mark after them."""
+    """Part of a reply: server-sent events, each named by its type if it has one, and `mark` after them."""
     spelled = ""
     for event in events:
         name = f"event: {event['type']}\n" if "type" in event else ""
@@ -76,9 +76,9 @@ class BearerKeys:
     """Middleware that refuses requests without a valid bearer key, except at open paths.
 
     Args:
-        app: what lies behind.
-        keys: valid ones, at least one.
-        refused: called with every refusal.
+        app: next layer of the application.
+        keys: valid keys, at least one.
+        refused: callback for every refusal.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], refused: Callable[[ApiError], None]) -> None:
@@ -105,14 +105,14 @@ class BearerKeys:
 class KnownHosts:
     """Middleware that refuses requests whose Host header is not a name of this server.
 
-    A web page whose name was made to point to this machine could otherwise read whatever a server without a key
-    answers: to the browser it is the page's own server. Names that only this machine gives itself, and addresses,
-    cannot be made to point elsewhere.
+    This prevents DNS rebinding: a web page whose name is changed to this machine's address could otherwise read all
+    replies of a server without a key, because the browser would treat the server as the page's own. `localhost` and
+    IP addresses are safe, because a page cannot have them as its name.
 
     Args:
-        app: what lies behind.
-        names: that clients may use besides `localhost` and IP addresses.
-        refused: called with every refusal.
+        app: next layer of the application.
+        names: permitted names in addition to `localhost` and IP addresses.
+        refused: callback for every refusal.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str], refused: Callable[[ApiError], None]) -> None:
@@ -121,7 +121,7 @@ class KnownHosts:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         given = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"host"]
-        unknown = next((host for host in given if not self._knows(host)), None)
+        unknown = next((host for host in given if not self._is_known(host)), None)
         if scope["type"] != "http" or unknown is None:
             return self._app(scope, receive, send)
         error = ApiError(
@@ -134,7 +134,7 @@ class KnownHosts:
         self._refused(error)
         return reply(error, scope["path"])(scope, receive, send)
 
-    def _knows(self, host: str) -> bool:
+    def _is_known(self, host: str) -> bool:
         found = HOST.fullmatch(host)
         name = (found["name"] or found["address"] or "").lower().rstrip(".") if found else ""
         return name in self._names or _is_address(name)
@@ -157,10 +157,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_content(headers: Mapping[str, str]) -> None:
-    """Refuse a body that a page of another origin may send without asking: all but JSON, and of unnamed types.
+    """Refuse a body that is not JSON: a page of another origin may send such a body without a preflight request.
+
+    A body without a content type is accepted unless it comes from a page, with the header Origin.
 
     Raises:
-        ApiError: with what to do.
+        ApiError: the content type is refused.
     """
     stated = headers.get("content-type")
     kind = "" if stated is None else stated.partition(";")[0].strip().lower()
@@ -175,11 +177,11 @@ JSON_TYPE = re.compile(r"application/(?:json|[a-z0-9.!#$&^_-]+\+json)")
 
 
 class Origins(CORSMiddleware):
-    """Replies to what browsers ask before a page of another origin may call this server.
+    """Middleware for CORS, which answers preflight requests of browsers for pages of other origins.
 
     Args:
-        app: what lies behind.
-        config: which origins there are.
+        app: next layer of the application.
+        config: configuration of the server, with the permitted origins.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -189,7 +191,7 @@ class Origins(CORSMiddleware):
         self._always = config.any_model
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Methods and headers that a page may send; llama-server's status is 200 where it may send none too."""
+        """Reply with the methods and headers that a page may send; as llama-server (`any_model`) always with 200."""
         answer = super().preflight_response(request_headers)
         if self._always:
             answer.status_code = 200
@@ -197,14 +199,14 @@ class Origins(CORSMiddleware):
 
 
 class Spelled(bytes):
-    """The name of a header that uvicorn writes as it is, where it would write others in lower case."""
+    """Name of a header that uvicorn writes unchanged, because its `lower` does nothing."""
 
     def lower(self) -> Spelled:
         return self
 
 
 class SpelledHeaders:
-    """Spells the names of headers as llama-server does, for scripts that compare them letter by letter."""
+    """Middleware that capitalises names of headers as llama-server does, for scripts that compare them exactly."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -221,20 +223,20 @@ class SpelledHeaders:
 
 
 class AcceptedKeys:
-    """The valid keys of a server, at least one."""
+    """Valid API keys of a server, at least one."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def owner(self, scope: Scope) -> str | None:
-        """A name for the valid key of a request, None where it has none."""
+        """Hash of the valid key of a request, or None if it has no valid key."""
         headers = dict(scope["headers"])
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         given = [bearer] if scheme.lower() == b"bearer" else []
         if b"x-api-key" in headers:  # of Anthropic's clients, which may send both
             given.append(headers[b"x-api-key"])
         digests = [hashlib.sha256(key.strip()).digest() for key in given]
-        # All keys, always, and digests of one length: the time says nothing about which key or how much of it.
+        # Every key is compared, as a digest, so that the time reveals neither which key matches nor how much of it.
         matches = [known.hex() for digest in digests for known in self._digests if hmac.compare_digest(digest, known)]
         return matches[0] if matches else None
 

@@ -1,4 +1,4 @@
-"""Fields of requests that are accepted and change nothing, as data: a type, and in the docstring the reason.
+"""Fields of requests that are accepted without effect, each with its type and, in the text below it, the reason.
 
 The table "accepted without effect" of docs/server.md is generated from these classes.
 """
@@ -13,7 +13,7 @@ from sametoken.server.fields import Body
 
 
 class Inert(Body):
-    """Fields of every request for text that change nothing."""
+    """Fields of every request for text that have no effect."""
 
     user: str | None = None
     """the user's name changes no token; `user` is logged at level debug."""
@@ -22,7 +22,7 @@ class Inert(Body):
     session_id: str | None = None
     """the user's name changes no token; `user` is logged at level debug."""
     metadata: dict[str, str] | None = None
-    """nothing follows from it; /v1/responses repeats it."""
+    """no effect; /v1/responses repeats it."""
     store: bool | None = None
     """only responses of /v1/responses are kept."""
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -34,7 +34,7 @@ class Inert(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
     """no supported model was trained to read it; write the wish into the prompt."""
     priority: Annotated[int, Field(ge=0, le=0)] | None = None
-    """requests are served in order of arrival, which is what 0 asks for."""
+    """requests are served in order of arrival, as with 0."""
     spaces_between_special_tokens: bool | None = None
     """it is for slow tokenizers only, which are not supported."""
     guided_decoding_backend: str | None = None

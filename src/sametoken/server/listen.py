@@ -1,7 +1,7 @@
-"""Listening: the address, certificates, uvicorn's settings, and a server that signals drain. Knows no engine.
+"""Sockets, certificates, uvicorn's settings, and a server that drains on signals; independent of the engine.
 
-The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 lets open requests go on until a deadline, a second one ends them at once;
-every stream that is cut short ends with an error event.
+The first SIGINT, SIGTERM, SIGHUP or SIGUSR1 lets open requests continue until a deadline; a second one ends them at
+once. Every stream that is ended so gets an error event.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LAST_WORDS_S = 2  # for connections to take the final events after the engine ha
 
 
 def check(config: ServerConfig) -> None:
-    """Find out before a model is loaded whether certificates can be read and traces be exported.
+    """Check, before a model is loaded, that certificates can be read and traces can be exported.
 
     Raises:
-        ConfigError: what is wrong, and with which file.
+        ConfigError: a file cannot be used, or the package for traces is missing.
     """
     if config.otlp_traces_endpoint is not None:
         exporter_of(config.otlp_traces_endpoint)
@@ -48,7 +48,8 @@ def check(config: ServerConfig) -> None:
             raise ConfigError(f"{name} {path}: no such file, or it cannot be read; give a file in PEM")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")  # asks nobody
+        # The empty passphrase prevents a prompt on the terminal.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=lambda: "")
         if config.ssl_ca_certs is not None:
             context.load_verify_locations(config.ssl_ca_certs)
     except (ssl.SSLError, OSError) as error:
@@ -60,17 +61,19 @@ def check(config: ServerConfig) -> None:
 
 @contextmanager
 def bind(config: ServerConfig) -> Generator[list[socket.socket], None, None]:
-    """The addresses, taken before the model is loaded: a port in use is found out at once. Not listening yet.
+    """Bind sockets to the configured addresses, without listening yet.
+
+    They are bound before the model is loaded, so that a port in use is an error at once.
 
     Raises:
-        ConfigError: an address cannot be had.
+        ConfigError: an address cannot be bound.
     """
     port, several = config.port, len(config.hosts) > 1
     with ExitStack() as open_ones:
         bound = []
         for host in config.hosts:
             bound.append(open_ones.enter_context(_bind_host(host, port, several)))
-            port = bound[-1].getsockname()[1]  # a free one that was taken is that of all addresses
+            port = bound[-1].getsockname()[1]  # with port 0, the free port of the first address is used for all
         for path in config.paths:
             bound.append(open_ones.enter_context(_bind_path(path)))
             open_ones.callback(Path(path).unlink, missing_ok=True)
@@ -100,7 +103,7 @@ def _bind_host(host: str, port: int, several: bool) -> socket.socket:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """A Unix socket, in the place of one that nobody listens on any more."""
+    """Bound Unix socket; replaces the file of a socket on which no process listens."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         if Path(path).is_socket() and bound.connect_ex(path) == errno.ECONNREFUSED:
@@ -129,7 +132,7 @@ def _url_of(address: str | tuple[Any, ...], scheme: str) -> str:
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one; None is Python's own."""
+    """Factory of uvloop's event loop, or None for Python's own if uvloop is not installed."""
     return uvicorn.Config("", log_config=None).get_loop_factory()
 
 
@@ -137,7 +140,7 @@ def settings(app: ASGIApp, config: ServerConfig, trusted: str | None = None) -> 
     """Uvicorn's settings.
 
     Args:
-        trusted: proxies whose X-Forwarded-For is believed; None is FORWARDED_ALLOW_IPS, or this machine's.
+        trusted: proxies whose X-Forwarded-For is used; None means FORWARDED_ALLOW_IPS, or proxies on this machine.
     """
     return uvicorn.Config(
         app,
@@ -148,7 +151,7 @@ def settings(app: ASGIApp, config: ServerConfig, trusted: str | None = None) -> 
         lifespan="off",
         timeout_graceful_shutdown=LAST_WORDS_S,
         server_header=False,
-        timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]  # it takes any number
+        timeout_keep_alive=config.keep_alive,  # type: ignore[arg-type]  # uvicorn accepts any number
         forwarded_allow_ips=trusted,
         **_certificates(config),
     )
@@ -165,14 +168,15 @@ def _certificates(config: ServerConfig) -> dict[str, Any]:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn with our way to stop.
+    """Uvicorn's server, which drains before it stops.
 
     Args:
-        config: uvicorn's.
-        drain: takes nothing new and returns when open requests have ended, at once after the event is set.
-        seconds: that open requests have.
-        started: called once connections are accepted.
-        traces: are exported to the end, None for none.
+        config: uvicorn's settings.
+        drain: function that refuses new requests and returns when open ones have ended; after its event is set, it
+            ends them at once.
+        seconds: time limit of `drain`, for the log.
+        started: callback once connections are accepted.
+        traces: exporter that is closed after the last reply, or None.
     """
 
     def __init__(
@@ -201,9 +205,10 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """SIGHUP stops too, so that a terminal that closes cuts off no stream; under nohup it is ignored as ever.
+        """Handle SIGHUP and SIGUSR1 as SIGTERM, unless they are ignored or have a handler.
 
-        So does SIGUSR1, which mpirun passes on to its ranks; after SIGTERM it kills them.
+        A terminal that closes sends SIGHUP, which shall not cut off streams; nohup ignores it. mpirun passes SIGUSR1 on
+        to its ranks, but kills them after SIGTERM.
         """
         with super().capture_signals():
             main = threading.current_thread() is threading.main_thread()
@@ -219,11 +224,11 @@ class Server(uvicorn.Server):
                     signal.signal(each, signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: the first drains, a second one hurries, a third one waits for nothing."""
+        """Handle a signal: the first drains, the second ends open requests, the third exits at once."""
         self._loop.call_soon_threadsafe(self.stop, signal.Signals(sig).name)
 
     def stop(self, why: str) -> None:
-        """Begin to stop, or hurry if that has begun."""
+        """Begin to drain; if draining has begun, end open requests; if they are being ended, exit at once."""
         if self._stopping is None:
             LOG.info("%s: finishing open requests for at most %g s", why, self._seconds)
             self._stopping = asyncio.ensure_future(self._drain())
@@ -234,7 +239,7 @@ class Server(uvicorn.Server):
             self.force_exit = True
 
     def fail(self, error: Exception | None) -> None:
-        """End because of an error; may be called in any thread."""
+        """End the server because of an error; thread-safe."""
         LOG.critical("%s; the server ends", error)
         self._loop.call_soon_threadsafe(setattr, self, "should_exit", True)
 

@@ -1,6 +1,6 @@
 """Log lines as text or as JSON, each with the id of its request; no text of a client can begin a line.
 
-What is not printable in a message is escaped, and the lines of a traceback are indented.
+Characters of a message that are not printable are escaped, and the lines of a traceback are indented.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sametoken.server.exchange import CURRENT
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-11-22 12:00:00,000 INFO [request id] message`; a replica says its number before the id."""
+    """Formatter of lines `2026-11-22 12:00:00,000 INFO [request id] message`; a replica's number precedes the id."""
 
     def __init__(self, replica: int | None = None) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, request_id, and what the line has besides."""
+    """Formatter of one JSON object per line: time (UTC), level, logger, message, request_id, and extra fields."""
 
     def __init__(self, replica: int | None = None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         exchange = CURRENT.get()
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        said: dict[str, Any] = {
+        line: dict[str, Any] = {
             "time": f"{moment}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -46,30 +46,30 @@ class JsonFormatter(logging.Formatter):
             **self._about,
         }
         if exchange is not None:
-            said["request_id"] = exchange.id
-        said |= getattr(record, "fields", {})
+            line["request_id"] = exchange.id
+        line |= getattr(record, "fields", {})
         if details := trace_of(self, record):
-            said["exception"] = details
-        return json.dumps(said, default=str)
+            line["exception"] = details
+        return json.dumps(line, default=str)
 
 
 FORMATTERS = {"text": TextFormatter, "json": JsonFormatter}
 
 
 def configure(level: str, form: Literal["text", "json"], replica: int | None = None) -> None:
-    """Log to stderr from here on, unless the process logs already; `replica` is the number of one of several."""
+    """Log to stderr, unless the process has a log handler; `replica` is the number of a replica, or None."""
     handler = logging.StreamHandler()
     handler.setFormatter(FORMATTERS[form](replica))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 def printable(text: str) -> str:
-    """The text with escapes for line breaks, control characters and whatever else is not printable."""
+    """Text with escapes for line breaks, control characters and all other characters that are not printable."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def trace_of(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    """The traceback of a record, "" for none."""
+    """Traceback of a record, or ""."""
     return formatter.formatException(record.exc_info) if record.exc_info else ""

@@ -1,4 +1,4 @@
-"""Timing metrics in a reply, as with vLLM's --enable-per-request-metrics."""
+"""Timing metrics in replies, as with vLLM's --enable-per-request-metrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ from sametoken.server.words import Event, Words
 
 
 class RequestMetrics(TypedDict):
-    """Milliseconds: before the request had a place, from there to its first token, from that to its last one, and
-    between two tokens; and all of its tokens by the seconds from its place to the last one."""
+    """Times of a request in milliseconds, and its speed.
+
+    `queue_time_ms` ends when the request gets a place in the batch, `time_to_first_token_ms` runs from there to the
+    first token, and `generation_time_ms` from the first token to the last; `mean_itl_ms` is the mean time between two
+    tokens. `tokens_per_second` covers the time from the place in the batch to the last token.
+    """
 
     queue_time_ms: float
     time_to_first_token_ms: float
@@ -24,25 +28,25 @@ class RequestMetrics(TypedDict):
 
 
 def metrics(request: Request) -> RequestMetrics | None:
-    """Of a request that is done; None where it has no token."""
+    """Metrics of a request that has ended; None if it has no token."""
     seated, first, last = request.seated, request.first_token, request.finished
     if seated is None or first is None or last is None:
         return None
     tokens, seconds = len(request.tokens) - len(request.prompt_ids), max(last - seated, 1e-9)
     between = 1e3 * max(0.0, last - first)  # the end of a single token is noted before its beginning
-    said: RequestMetrics = {
+    found: RequestMetrics = {
         "queue_time_ms": 1e3 * (seated - request.arrived),
         "time_to_first_token_ms": 1e3 * (first - seated),
         "generation_time_ms": between,
         "tokens_per_second": tokens / seconds,
     }
     if tokens > 1:
-        said["mean_itl_ms"] = between / (tokens - 1)
-    return said
+        found["mean_itl_ms"] = between / (tokens - 1)
+    return found
 
 
 class MeasuredWords(Words):
-    """The words of a reply to one request with its metrics, at the end of a stream only where usage is."""
+    """Replies to one request with its metrics; a stream has them in the event with the usage, if there is one."""
 
     def __init__(self, words: Words, request: Request) -> None:
         self._words, self._request, self.reading = words, request, words.reading
@@ -59,6 +63,6 @@ class MeasuredWords(Words):
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
         return self._with_metrics(self._words.whole(completions))
 
-    def _with_metrics(self, said: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _with_metrics(self, reply: Mapping[str, Any]) -> Mapping[str, Any]:
         found = metrics(self._request)
-        return said if found is None else {**said, "metrics": found}
+        return reply if found is None else {**reply, "metrics": found}

@@ -1,4 +1,4 @@
-"""The body of POST /v1/messages, Anthropic's form of a conversation, and of POST /v1/messages/count_tokens."""
+"""Bodies of POST /v1/messages, Anthropic's form of a conversation, and of POST /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sametoken.server.fields import Body, History, view
 from sametoken.server.schema import Speculative, sampling_values
 from sametoken.server.text_request import Call, ChatTalk, TextBody, TextRequest, ToolUse, Turn
 
-SPEAKERS = {
+ROLES_OF_BLOCKS = {
     "text": ("user", "assistant"),
     "thinking": ("assistant",),
     "tool_use": ("assistant",),
     "tool_result": ("user",),
-}  # whose turns have which blocks
+}  # roles whose turns may have a block, by its type
 UNREADABLE = ("image", "document", "search_result", "server_tool_use", "web_search_tool_result")
 
 
@@ -28,7 +28,7 @@ class ContentBlock(History):
     """Fields of every content block."""
 
     cache_control: dict[str, Any] | None = None
-    """nothing follows from it: the prefix cache finds a prompt by its tokens."""
+    """no effect: the prefix cache finds a prompt by its tokens."""
 
 
 class TextBlock(ContentBlock):
@@ -39,7 +39,7 @@ class TextBlock(ContentBlock):
     text: str
     """the text."""
     citations: list[Any] | None = None
-    """of an earlier reply; text is all that the model reads."""
+    """citations of an earlier reply; the model reads the text alone."""
 
 
 class ThinkingBlock(ContentBlock):
@@ -50,7 +50,7 @@ class ThinkingBlock(ContentBlock):
     thinking: str
     """the text."""
     signature: str | None = None
-    """nothing follows from it."""
+    """no effect."""
 
 
 class ToolUseBlock(ContentBlock):
@@ -59,17 +59,17 @@ class ToolUseBlock(ContentBlock):
     type: Literal["tool_use"]
     """always this."""
     id: str
-    """which its result answers to."""
+    """id that the result of the call refers to."""
     name: str
-    """of the tool."""
+    """name of the tool."""
     input: dict[str, Any]
     """the arguments."""
     caller: dict[str, Any] | None = None
-    """of an earlier reply; the model itself calls."""
+    """caller in an earlier reply; no effect: the model makes all calls."""
 
 
 def _spoken(given: object) -> object:
-    """Text, or blocks of text, as blocks that can be read; images and documents are refused by name."""
+    """Content as a list of blocks; blocks of images and documents are refused by their type."""
     if isinstance(given, str):
         return [{"type": "text", "text": given}]
     for block in given if isinstance(given, list) else ():
@@ -88,11 +88,11 @@ class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
     """always this."""
     tool_use_id: str
-    """the call."""
+    """id of the call."""
     content: Texts | None = None
     """text or blocks of text."""
     is_error: bool | None = None
-    """nothing follows from it; say it in the content."""
+    """no effect; describe the error in the content."""
 
 
 AnyBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
@@ -100,21 +100,21 @@ Blocks = Annotated[list[AnyBlock], BeforeValidator(_spoken, json_schema_input_ty
 
 
 class ConversationMessage(History):
-    """One turn; content that an earlier reply returned may be sent back as it came."""
+    """One turn of a conversation; the content of an earlier reply may be sent back unchanged."""
 
     role: Literal["user", "assistant"]
-    """who speaks."""
+    """role of the turn."""
     content: Blocks
     """text or blocks."""
 
     @model_validator(mode="after")
-    def _speaks_for_itself(self) -> Self:
-        if wrong := [block.type for block in self.content if self.role not in SPEAKERS[block.type]]:
+    def _has_blocks_of_role(self) -> Self:
+        if wrong := [block.type for block in self.content if self.role not in ROLES_OF_BLOCKS[block.type]]:
             raise ValueError(f"a turn of the {self.role} has no blocks of type {wrong[0]!r}; leave it out")
         return self
 
     def turns(self) -> Iterator[Turn]:
-        """Turns of this message in the form that all APIs share: results of calls first, then the rest."""
+        """Turns of this message in the form that all APIs share: results of calls first, then text and new calls."""
         for block in self.content:
             if isinstance(block, ToolResultBlock):
                 yield Turn("tool", _text(block.content or ()), tool_call_id=block.tool_use_id)
@@ -133,44 +133,45 @@ class ToolDefinition(ContentBlock):
     """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
-    """`custom` if left out; tools that a server runs are not offered."""
+    """`custom` (the default); tools that a server runs are not supported."""
     name: FunctionTitle
-    """letters, digits, `_`, `.` and `-`, at most 64."""
+    """name of the tool: letters, digits, `_`, `.` and `-`, at most 64."""
     description: str | None = None
-    """what it does, for the model."""
+    """description of the tool, for the model."""
     input_schema: dict[str, Any]
     """JSON schema of its input."""
     strict: bool | None = None
-    """nothing follows from it: a call that is asked for keeps its schema."""
+    """no effect: a required call always follows its schema."""
     eager_input_streaming: bool | None = None
-    """nothing follows from it: input is always streamed as it is written."""
+    """no effect: input is always streamed as it is generated."""
 
     def function(self) -> dict[str, Any]:
         """Function of this tool in the form that all APIs share."""
-        said = {"name": self.name, "description": self.description, "parameters": self.input_schema}
-        return {key: value for key, value in said.items() if value is not None}
+        fields = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {key: value for key, value in fields.items() if value is not None}
 
 
 class ToolChoice(Body):
     """Mode of tool calls: optional, required, or none."""
 
     type: Literal["auto", "any", "tool", "none"]
-    """`auto`; `any` keeps the reply to calls, `tool` to one of `name`; `none`."""
+    """`auto`: the model decides; `any`: the reply is one or more calls; `tool`: the reply is one call of `name`;
+    `none`: no call."""
     name: str | None = None
-    """of the tool, for type `tool`."""
+    """for type `tool`: name of the tool."""
     disable_parallel_tool_use: bool | None = None
-    """one call at most."""
+    """true allows one call only."""
 
 
 class Thinking(Body):
     """Thinking of the model before its reply, for chat templates that have a switch."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    """`enabled` and `adaptive` let it think, `disabled` does not."""
+    """`enabled` and `adaptive` turn thinking on, `disabled` turns it off."""
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    """no budget is kept; `max_tokens` bounds thinking and reply together."""
+    """no effect; `max_tokens` limits thinking and reply together."""
     display: str | None = None
-    """nothing follows from it: thinking is shown."""
+    """no effect: thinking is always part of the reply."""
 
 
 class OutputFormat(Body):
@@ -179,7 +180,7 @@ class OutputFormat(Body):
     type: Literal["json_schema"]
     """always this."""
     schema_: dict[str, Any] = Field(alias="schema")
-    """the JSON schema that it follows."""
+    """the JSON schema that the text follows."""
 
 
 class OutputConfig(Body):
@@ -188,39 +189,39 @@ class OutputConfig(Body):
     effort: Effort | None = None
     """passed to the chat template, as `reasoning_effort` of /v1/chat/completions."""
     format: OutputFormat | None = None
-    """what its text is; a call that is required has its tool's schema instead."""
+    """format of the text; a required call has the schema of its tool instead."""
 
 
 class Metadata(Body):
     """The caller."""
 
     user_id: str | None = None
-    """changes no token."""
+    """no effect."""
 
 
 class CountRequest(TextBody):
     """The body of POST /v1/messages/count_tokens."""
 
     model: str | None = None
-    """a name that `/v1/models` lists; left out, the one that is served."""
+    """a name that `/v1/models` lists; without it: the model that is served."""
     messages: Annotated[list[ConversationMessage], Field(min_length=1)]
-    """the conversation; where the last turn is the assistant's, the reply goes on with it."""
+    """the conversation; the reply continues a last turn of the assistant."""
     system: Texts | None = None
     """text or blocks of text, before the conversation."""
     tools: Annotated[list[ToolDefinition], Field(max_length=MOST_TOOLS)] | None = None
-    """that the model may call."""
+    """tools that the model may call."""
     tool_choice: ToolChoice | None = None
-    """`auto` if left out."""
+    """mode of tool calls; without it: `auto`."""
     thinking: Thinking | None = None
-    """whether the model thinks before it speaks."""
+    """switch for thinking before the reply."""
     output_config: OutputConfig | None = None
-    """how the reply is made."""
+    """effort and format of the reply."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template."""
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Make the request."""
+        """Make the text request that the body defines."""
         if any(isinstance(block, ToolUseBlock) for block in self.messages[-1].content):
             words = "the last turn calls a tool"
             raise RequestError(words, field="messages", advice="send its tool_result in a turn of the user")
@@ -265,21 +266,21 @@ class MessagesRequest(CountRequest, Sampled):  # type: ignore[misc]
     """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, Field(ge=1)]
-    """tokens to emit at most, within the context."""
+    """number of tokens to generate, at most; the context is a further limit."""
     metadata: Metadata | None = None
-    """who asks."""
+    """data about the caller, without effect."""
     stop_sequences: Stops = None
     """texts that end the reply."""
     stream: bool | None = None
-    """answer with events as tokens come."""
+    """send the reply as server-sent events."""
     service_tier: Literal["auto", "standard_only"] | None = None
-    """there is one tier."""
+    """no effect: there is one tier."""
     speculative: Speculative | None = None
-    """how this request is drafted; it changes no token."""
+    """drafting of this request, which changes no token."""
     container: None = None
-    """only null; there is one place."""
+    """only null: there are no containers."""
     inference_geo: None = None
-    """only null; there is one place."""
+    """only null: there is one place of inference."""
 
     def _values(self, form: dict[str, Any] | None) -> dict[str, Any]:
         return sampling_values(self, stop=self.stop_sequences, structured_outputs=form)

@@ -1,4 +1,4 @@
-"""The form of /v1/messages: a message of content blocks, and a stream of typed events about them."""
+"""Replies of /v1/messages: a message of content blocks, and a stream of typed events about them."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ DELTAS = {"thinking": ("thinking_delta", "thinking"), "text": ("text_delta", "te
 
 
 class MessagesWords(Words):
-    """/v1/messages."""
+    """Replies of /v1/messages."""
 
     def __init__(self, body: MessagesRequest, source: Source) -> None:
         self._head, self._tokenizer, requests, self._reader = source
         self._reports = body.speculative is not None and body.speculative.reports
         self._prompt_tokens = len(requests[0].prompt_ids)
-        self._events: list[Event] = []  # made since they were taken last
+        self._events: list[Event] = []  # made since the previous chunk
         self._blocks: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
-        self._texts: list[str] = []  # of each block; JSON of a call's input
+        self._texts: list[str] = []  # text of each block; for a call, JSON of its input
 
     def first(self) -> list[Event]:
         usage = {**_usage(self._prompt_tokens, 0, 0), "output_tokens": 0}
@@ -58,7 +58,7 @@ class MessagesWords(Words):
         return {"speculative": report(self._tokenizer, completion, completion)} if self._reports else {}
 
     def _read(self, text: str, done: bool) -> None:
-        """Add a text; a reply that says nothing at all is an empty block of text."""
+        """Add a text; a reply without any content gets an empty block of text."""
         for piece in self._reader.feed(0, text, done):
             self._add(piece)
         if done:
@@ -78,7 +78,7 @@ class MessagesWords(Words):
             self._about("content_block_delta", delta={"type": name, key: piece.text})
 
     def _begin(self, kind: str, name: str) -> None:
-        """A new block; `name` is that of a tool."""
+        """Begin a new block; `name` is the name of a called tool."""
         block: dict[str, Any]
         match kind:
             case "tool_use":
@@ -103,7 +103,7 @@ class MessagesWords(Words):
         self._about("content_block_stop")
 
     def _about(self, kind: str, **content: Any) -> None:
-        """An event about the block under way."""
+        """Add an event about the block under way."""
         self._events.append({"type": kind, "index": len(self._blocks) - 1, **content})
 
     def _stopped(self, completion: Completion) -> tuple[str, str | None]:
@@ -130,7 +130,7 @@ class MessagesWords(Words):
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The input of a call that was cut by length, or is none, is empty."""
+    """Input of a call; empty if the text is not a JSON object, for example because the length limit cut it."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _usage(prompt_tokens: int, cached: int, kept: int) -> dict[str, Any]:
-    """Anthropic counts what came from the cache and what is kept there apart."""
+    """Usage in Anthropic's form, in which `input_tokens` leaves out tokens that were cached or are newly kept."""
     return {
         "input_tokens": prompt_tokens - cached - kept,
         "cache_read_input_tokens": cached,

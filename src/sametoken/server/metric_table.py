@@ -1,6 +1,6 @@
-"""Every metric that a server exports, as data: name, kind, vLLM's name, meaning, labels, where it is read.
+"""All metrics of a server, as data: name, kind, vLLM's name, meaning, labels, and source of the value.
 
-vLLM's name is given only where the quantity is the same, so that a dashboard made for vLLM shows what it says.
+vLLM's name is given only for an equal quantity, so that a dashboard made for vLLM shows correct values.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class MetricSpec(NamedTuple):
 
     Attributes:
         kind: counter, gauge or histogram.
-        name: without prefix, and without the `_total` that Prometheus adds to counters.
-        vllm: vLLM's name of the same quantity, without prefix: `SAME`, another, or `OURS` where vLLM has none.
-        purpose: what it means.
-        labels: besides `model_name`.
-        buckets: of a histogram that is counted along.
-        read: where it is looked up; None is counted along.
+        name: name without prefix, and without the `_total` that Prometheus adds to counters.
+        vllm: vLLM's name of the quantity, without prefix: `SAME`, another name, or `OURS` if vLLM does not have it.
+        purpose: description of the metric.
+        labels: names of labels in addition to `model_name`.
+        buckets: upper ends of the buckets of a histogram to which the server adds each observation.
+        read: function that reads the value at a scrape; None if the server counts events as they occur.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class MetricSpec(NamedTuple):
 
     @property
     def vllm_name(self) -> str:
-        """vLLM's name without its prefix, "" for none."""
+        """vLLM's name without its prefix, or ""."""
         return self.name if self.vllm == SAME else self.vllm
 
 
@@ -61,13 +61,13 @@ def _positions(stats: SpeculationStats) -> int:
 
 
 def _by_chance(stats: SpeculationStats, of: str) -> dict[Key, float]:
-    """A count of `Reliability` by drafter and by the upper end of the bin."""
+    """Counts of one field of `Reliability`, by drafter and upper end of the bin."""
     found = {drafter: getattr(seen, of) for drafter, seen in list(stats.reliability.items())}
     return {(drafter, f"{(i + 1) / BINS:g}"): n for drafter, counts in found.items() for i, n in enumerate(counts)}
 
 
 def _acceptance_length(stats: SpeculationStats) -> Tally:
-    """`emitted_lengths[n]` forwards emitted n tokens."""
+    """Histogram of tokens emitted per forward; `emitted_lengths[n]` forwards emitted n tokens."""
     first, *longer = stats.emitted_lengths[1:] or [0]
     total = sum(length * count for length, count in enumerate(stats.emitted_lengths))
     counts = [sum(stats.emitted_lengths[:1]) + first, *longer, 0]
@@ -82,19 +82,19 @@ METRICS: tuple[MetricSpec, ...] = (
     gauge("num_requests_running", SAME, "Sequences in the batch.", read=lambda now: now.load.running),
     gauge("num_requests_waiting", SAME, "Sequences that wait for a place in the batch.",
         read=lambda now: now.load.waiting),
-    gauge("num_requests_waiting_by_reason", SAME, "The same by reason, which is always `capacity` here.",
+    gauge("num_requests_waiting_by_reason", SAME, "Waiting sequences by reason, which is always `capacity` here.",
         ("reason",), read=lambda now: {"capacity": now.load.waiting, "deferred": 0}),
-    gauge("cache_config_info", SAME, "Always 1; the labels say how the cache is cut.",
+    gauge("cache_config_info", SAME, "Always 1; the labels describe the KV cache.",
         ("block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency", "enable_prefix_caching")),
     histogram("iteration_tokens_total", SAME, "Tokens of a step: of prompts that were read, and generated.",
         buckets=TOKENS),
     gauge("kv_cache_usage_perc", SAME, "Used share of the cache's pages, 0 to 1.",
         read=lambda now: now.load.pages_used / max(1, now.load.pages)),
-    gauge("suffix_store_bytes", OURS, "Memory of finished outputs that guesses are made from, estimated.",
+    gauge("suffix_store_bytes", OURS, "Estimated memory of finished outputs that suffix lookup searches, in bytes.",
         read=lambda now: now.load.remembered),
     counter("num_preemptions", SAME, "Times that a sequence lost its place in the batch because the cache was full.",
         read=lambda now: now.load.preemptions),
-    histogram("request_num_preemptions", SAME, "The same of a sequence that ended.", buckets=CHOICES),
+    histogram("request_num_preemptions", SAME, "Preemptions of a sequence that ended.", buckets=CHOICES),
     counter("engine_step_seconds", OURS,
         "Seconds of the engine's steps: for drafts, for the target, for the rest.",
         ("part",),

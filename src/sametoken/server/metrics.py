@@ -1,7 +1,7 @@
-"""Prometheus metrics: those of `metric_table`, under our names and, where vLLM has the same metric, under vLLM's.
+"""Prometheus metrics of `metric_table`, under our names and, if vLLM has an equal metric, under vLLM's name too.
 
-Everything is counted on the event loop. Counters of speculation are sums over requests, those that still run included,
-so they move while a long answer streams.
+Events are counted on the event loop. Counters of speculation are sums over requests, including those that still run,
+so that they grow while a long reply streams.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Watched(Protocol):
 
 
 class Metrics(Collector):
-    """The metrics of one server, in a registry of their own.
+    """Metrics of one server, in a registry of their own.
 
     Args:
-        model: the served name.
+        model: served name of the model.
     """
 
     def __init__(self, model: str) -> None:
@@ -84,18 +84,18 @@ class Metrics(Collector):
             self._add("iteration_tokens_total", tokens)
 
     def saw_emission(self, seconds: float, tokens: int) -> None:
-        """A sequence emitted tokens so long after its emission before."""
+        """Count an emission of a sequence: `tokens` tokens, `seconds` after its previous emission."""
         self._gap.add(seconds / tokens, tokens)
         self._pause.add(seconds)
 
     def saw_first(self, request: Request) -> None:
-        """A sequence emitted for the first time."""
+        """Count the first emission of a sequence."""
         if request.first_token is not None and request.seated is not None:
             self._add("time_to_first_token_seconds", request.first_token - request.arrived)
             self._add("request_queue_time_seconds", request.seated - request.arrived)
 
     def saw_end(self, requests: Sequence[Request]) -> None:
-        """All sequences of a job ended; one that its caller left has no reason and counts as abort."""
+        """Count the sequences of a job that ended; a sequence without a finish reason counts as abort."""
         longest: dict[int, int] = {}
         for request in requests:
             tokens = len(request.tokens) - len(request.prompt_ids)
@@ -126,19 +126,19 @@ class Metrics(Collector):
             self._add("request_time_per_output_token_seconds", each)
 
     def seconds(self, name: str) -> float:
-        """The sum of a histogram of seconds."""
+        """Sum of the observations of a histogram, in seconds."""
         return self._tallies[name].total
 
     def _add(self, name: str, value: float) -> None:
         self._tallies[name].add(value)
 
     def saw_error(self, status: int, code: str | None) -> None:
-        """A request was answered with an error."""
+        """Count a request that was answered with an error."""
         self._counts["request_errors"][str(status), code or ""] += 1
         self._counts["admission_rejections"][QUEUE_LIMIT,] += code == QUEUE_FULL
 
     def text(self) -> bytes:
-        """All of it, in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -157,17 +157,19 @@ class Metrics(Collector):
                 yield _family(VLLM + spec.vllm_name, spec, ENGINE | self._label, found)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: it need not be asked before the engine runs."""
+        """No metrics, so that registration does not call `collect` before the engine runs."""
         return ()
 
 
 def _family(
     name: str, spec: MetricSpec, fixed: Mapping[str, str], found: Reading | Mapping[tuple[str, ...], int]
 ) -> Metric:
-    """A metric as Prometheus' client has it.
+    """Metric as an object of Prometheus' client.
 
     Args:
-        fixed: labels that every sample has. `found`: its value, or one for each value of its own labels.
+        name: name with prefix.
+        fixed: labels of every sample, with their values.
+        found: one value, or a value for each combination of the metric's own labels.
     """
     labels = [*fixed, *spec.labels]
     if isinstance(found, Tally):

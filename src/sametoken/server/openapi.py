@@ -1,4 +1,4 @@
-"""The OpenAPI document. Bodies and replies are read and written by hand, so their types are added to it here."""
+"""The OpenAPI document, with the types of bodies and replies, which FastAPI does not see in our endpoints."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REFUSALS = {
     400: "A field, a prompt or the body as a whole cannot be honoured; `param` names the field.",
     401: "The key is missing or wrong.",
     404: "No such model, or no such response.",
-    408: "It took longer than the server allows.",
+    408: "The request took longer than the server allows.",
     413: "The body is larger than the server takes.",
     415: "The body is compressed.",
-    429: "The queue is full; `Retry-After` says when to come back.",
-    500: "An error of the server's own.",
+    429: "The queue is full; `Retry-After` is the time to wait.",
+    500: "An internal error.",
     503: "The server stops.",
 }
 BODY_REFUSALS = (400, 401, 404, 413, 415, 500, 503)
@@ -44,11 +44,13 @@ class Operation(NamedTuple):
     """Operation of one method at one path.
 
     Attributes:
-        endpoint: what answers. `reply`: type of the JSON that it answers with; None is text.
-        refusals: statuses of errors, which all have the envelope.
-        body: of its request. `streams`: whether it can answer with events.
-        refusal: type of the JSON of its errors.
-        unready: whether it answers 503 with its own reply while the server stops.
+        endpoint: function that answers requests.
+        reply: type of the reply's JSON; None for text.
+        refusals: statuses of errors, which all have the error envelope.
+        body: type of the request's body; None without a body.
+        streams: True if the reply can be server-sent events.
+        unready: True if the operation answers 503 with `reply` while the server stops.
+        refusal: type of the JSON of errors.
     """
 
     method: str
@@ -102,7 +104,7 @@ def _described(operation: Operation) -> dict[str, Any]:
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": _content(operation.body)}
     if 401 in operation.refusals:
-        described["security"] = [{}, {"key": []}]  # a server without keys asks for none
+        described["security"] = [{}, {"key": []}]  # {}: a server without keys needs none
     return described
 
 

@@ -1,6 +1,6 @@
-"""From a request for text to the engine's requests: chat template, token ids, parameters, reader of the reply.
+"""Conversion of a text request to engine requests: chat template, token ids, parameters, and reader of the reply.
 
-Conversations and long prompts are made in threads, others on the event loop.
+Conversations and long prompts are converted in threads, other prompts on the event loop.
 """
 
 from __future__ import annotations
@@ -27,11 +27,16 @@ from sametoken.server.threads import SideWork, aside
 from sametoken.server.tools import call_grammar
 from sametoken.server.tools_in_text import tools_in_text
 
-MOST_SCORES = 2**20  # alternatives of one request that asks for all of the vocabulary
+MOST_SCORES = 2**20  # log-probabilities of one request, at most, if each token has the whole vocabulary
 
 
 class Made(NamedTuple):
-    """The engine's requests by prompt, then by choice, and what reads the replies to them."""
+    """Engine requests of one text request.
+
+    Attributes:
+        requests: one for each choice of each prompt, ordered by prompt.
+        reader: reader of the replies.
+    """
 
     requests: list[Request]
     reader: ReplyReader
@@ -41,10 +46,11 @@ class Prompts:
     """Maker of requests for one engine.
 
     Args:
-        llm: makes what the engine takes. `config`: what requests get that do not say otherwise.
+        llm: the engine's interface.
+        config: configuration of the server, with the defaults of requests.
 
     Attributes:
-        defaults: sampling parameters of such requests.
+        defaults: default sampling parameters.
     """
 
     def __init__(self, llm: LLM, config: ServerConfig) -> None:
@@ -58,10 +64,10 @@ class Prompts:
         self._specials = {self._tokenizer.token_text(token) for token in self._tokenizer.special_ids}
 
     def make(self, asked: TextRequest) -> Made:
-        """The requests that the engine takes.
+        """Make the engine requests of a text request.
 
         Raises:
-            ApiError, RequestError: the prompt or a parameter cannot be served.
+            ApiError, RequestError: the prompt or a parameter is refused.
         """
         talk, reader = asked.conversation, ReplyReader()
         values = {**self.defaults, **asked.values}
@@ -84,7 +90,7 @@ class Prompts:
         return Made(requests, reader)
 
     def _plain(self, prompt: Prompt | Pieces | Infill, asked: TextRequest, values: dict[str, Any]) -> Prompt:
-        """A prompt as the engine takes it; adds to `values` what ends its reply."""
+        """Convert a prompt to one for the engine; add the stop tokens of a gap to `values`."""
         if not isinstance(prompt, Infill | Pieces):
             as_it_is = isinstance(prompt, str) and asked.keep is None and asked.special_tokens
             return prompt if as_it_is else self._cut(prompt, asked)
@@ -101,7 +107,7 @@ class Prompts:
         return self._tokenizer.encode(text, False)
 
     def _bias(self, values: dict[str, Any], asked: TextRequest) -> None:
-        """Add to `values` the biases of texts and end tokens."""
+        """Add the biases of tokens, texts and end tokens to `values`."""
         if not asked.biases and not asked.forbids_end:
             return
         found: dict[int, float] = {}
@@ -111,10 +117,11 @@ class Prompts:
         values["logit_bias"] = found | dict.fromkeys(eos_ids, -float(MOST_BIAS))
 
     def render(self, talk: ChatTalk, special_tokens: bool, field: str, *, whole: bool = False) -> tuple[str, list[int]]:
-        """A conversation as the model reads it, and its tokens.
+        """Render a conversation with the chat template; return the text and its token ids.
 
         Args:
-            field: what the client calls it. `whole`: whether all of it must fit the context.
+            field: name of the conversation's field in the body.
+            whole: True if the text must fit the context; False if it may be cut.
         """
         options = {**self._template_options, **talk.options}
         if "chat_template" in options and not self._trusts:
@@ -139,7 +146,7 @@ class Prompts:
             raise misread(error, field) from error
 
     async def rendered(self, talk: ChatTalk, special_tokens: bool, field: str) -> tuple[str, list[int]]:
-        """As `render`, without holding up the event loop."""
+        """Call `render` in a thread, so that the event loop does not wait."""
         return await aside(SideWork.TEMPLATE, self.render, talk, special_tokens, field)
 
     def _cut(self, prompt: Prompt, asked: TextRequest) -> list[int]:
@@ -154,11 +161,11 @@ class Prompts:
         return asked.cut(ids, self._llm.max_seq_len)
 
     def _reader(self, talk: ChatTalk, text: str, values: dict[str, Any]) -> ReplyReader:
-        """Reader of the replies to a conversation rendered as `text`; adds the needed parameters to `values`."""
+        """Make the reader of the replies to a conversation rendered as `text`; add needed parameters to `values`."""
         tools, opening = talk.tools, None
         waits: Mapping[str, str] = {}
         if (style := self._style) is not None:
-            if style.every_mark & self._specials:  # special tokens have to be in the text that is split
+            if style.every_mark & self._specials:  # the splitter needs special tokens in the text
                 if values.get("skip_special_tokens") is not False:
                     style = style.without(self._specials)
                 values["skip_special_tokens"] = False
@@ -179,10 +186,11 @@ class Prompts:
 
     @staticmethod
     def _waits(style: Style, begun: Splitter, thinks: bool) -> Mapping[str, str]:
-        """Marks that a grammar waits for, as in `StructuredOutputs`, if the reply begins with thinking.
+        """Fields `after` and `opens` of `StructuredOutputs` for a grammar that begins after the reasoning.
 
         Args:
-            thinks: false where a request wants none, so that a reply that could open its thinking does not.
+            begun: splitter at the beginning of the reply.
+            thinks: False if the request turns reasoning off, so that the model does not begin any.
         """
         if begun.state == "content":
             return {}
@@ -192,12 +200,13 @@ class Prompts:
 
 
 def _check_scores(name: str, requests: Sequence[Request], size: int) -> None:
-    """Refuse scores of a whole vocabulary for more tokens than the memory should hold for one request.
+    """Refuse log-probabilities of the whole vocabulary for more tokens than `MOST_SCORES` allows.
 
     Args:
-        name: "logprobs" or "prompt_logprobs". `size`: of the vocabulary.
+        name: "logprobs" or "prompt_logprobs".
+        size: number of tokens in the vocabulary.
     """
     asked = sum(each.room if name == "logprobs" else len(each.prompt_ids) for each in requests)
     if asked * size > MOST_SCORES:
-        words = f"-1 is the whole vocabulary, which is told for at most {MOST_SCORES // size} tokens; got {asked}"
+        words = f"-1 is the whole vocabulary, which is reported for at most {MOST_SCORES // size} tokens; got {asked}"
         raise RequestError(words, field=name, advice="ask for fewer tokens or alternatives")

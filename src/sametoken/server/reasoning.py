@@ -1,6 +1,6 @@
-"""Separates a model's reasoning from its answer by the model's own marks: an incremental state machine over text.
+"""Separation of a model's reasoning from its answer by the model's own marks: an incremental state machine over text.
 
-Styles of marks are data. The result does not depend on how the text is cut into pieces.
+Styles of marks are data. The result does not depend on the pieces in which the text comes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 from sametoken.errors import RequestError
 
 REASONING, CONTENT, CALL, ARGUMENTS = "reasoning", "content", "call", "arguments"
-SAME = "same"  # the state after what is left out of the text
-BEGIN, HEADER = "begin", "header"  # before anything was said; between messages, where text says what follows
+SAME = "same"  # next state of a sign that is removed from the text and changes no state
+BEGIN, HEADER = "begin", "header"  # before any text; between messages, where a header describes the next message
 RECIPIENT = re.compile(r"to=functions\.([a-zA-Z0-9_.-]+)")
 CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 FINAL = r"<\|channel\|>final[^<]*(?:<\|constrain\|>[^<]*)?<\|message\|>"
 
 
 class Piece(NamedTuple):
-    """A part of a reply.
+    """Part of a reply.
 
     Attributes:
-        kind: `reasoning`, `content`, `call` (its text is the name of a function) or `arguments` (of the last call).
-        start: where its text begins in the reply.
+        kind: `reasoning`, `content`, `call` or `arguments` (of the last call).
+        text: text of the part; for a call, the name of its function.
+        start: character of the reply at which the text begins; -1 if it is not tracked.
     """
 
     kind: str
@@ -34,15 +35,16 @@ class Piece(NamedTuple):
 
 
 class Style(NamedTuple):
-    """Markup of thinking in the replies of a family of models.
+    """Marks of the reasoning in the replies of a family of models.
 
     Attributes:
-        marks: by state, the marks that end it and the state that follows; texts of the states `begin` and `header` are
-            not shown. From `header`, the state that follows a message's beginning is read from its text.
-        otherwise: the state after `begin` where the reply does not begin with a mark.
-        trims: whether newlines around the thinking belong to the marks.
-        opens, closes: what begins and ends thinking, where that is always the same.
-        after: regular expression of what ends it and begins what is said.
+        marks: by state, the marks that end the state, each with the next state. Texts of the states `begin` and
+            `header` are not part of the reply. The next state "" is read from the text of the header.
+        otherwise: state after `begin` if the reply does not begin with a mark.
+        trims: True if newlines around the reasoning belong to the marks.
+        opens: mark that begins the reasoning; "" if there are several.
+        closes: mark that ends the reasoning; "" if there are several.
+        after: regular expression of the text between the reasoning and the answer.
     """
 
     marks: Mapping[str, Mapping[str, str]]
@@ -53,7 +55,7 @@ class Style(NamedTuple):
     after: str
 
     def without(self, signs: Iterable[str]) -> Style:
-        """This style with signs that are left out of every text."""
+        """This style with further signs, which are removed from all texts."""
         same = dict.fromkeys(set(signs) - self.every_mark, SAME)
         return self._replace(marks={state: {**same, **marks} for state, marks in self.marks.items()})
 
@@ -62,31 +64,33 @@ class Style(NamedTuple):
         return {mark for marks in self.marks.values() for mark in marks}
 
     def closing(self, prompt: str) -> str:
-        """Mark that ends the thinking opened at the end of a prompt; "" if none is open."""
+        """Mark that ends the reasoning opened at the end of a prompt; "" if none is open."""
         return self.closes if self.opens and prompt.rstrip().endswith(self.opens) else ""
 
     def bound(self, tokens: int, begun: Splitter) -> dict[str, Any] | None:
-        """A limit of the thinking, as `ThoughtBound` has it; None where there is none to limit.
+        """Limit of the reasoning, by the keys of `ThoughtBound`; None if the reply has no reasoning.
 
         Args:
-            begun: a splitter at the beginning of the reply.
+            tokens: largest number of reasoning tokens.
+            begun: splitter at the beginning of the reply.
 
         Raises:
-            RequestError: no one mark ends this model's thinking.
+            RequestError: several marks can end this model's reasoning.
         """
         if not self.closes:
-            words = "no one mark ends the thinking of this model"
-            raise RequestError(words, field="thinking_token_budget", advice="leave it out; reasoning_effort says less")
+            words = "several marks can end the reasoning of this model"
+            raise RequestError(words, field="thinking_token_budget", advice="leave it out, or set reasoning_effort")
         if begun.state == CONTENT:
             return None
         within = begun.state == REASONING or (begun.state == BEGIN and self.otherwise == REASONING)
         return {"tokens": tokens, "opens": self.opens, "closes": self.closes, "begun": within}
 
     def opening(self, prompt: str, continued: str | None) -> Splitter:
-        """A splitter for the reply to a prompt, whose end may have opened or closed thinking already.
+        """Splitter for the reply to a prompt, whose end may have opened or closed the reasoning already.
 
         Args:
-            prompt: its text. `continued`: the content of the message that the reply continues, if it does.
+            prompt: text of the prompt.
+            continued: content of the message that the reply continues; None for a new message.
         """
         begun = Splitter(self)
         if HEADER in self.marks:
@@ -111,14 +115,14 @@ STYLES = {
     "deepseek_r1": Style(_THINK, REASONING, True, "<think>", "</think>", "</think>"),
     "openai_gptoss": Style(_HARMONY, CONTENT, False, "", "", FINAL),
 }
-SPELLINGS = {"deepseek-r1": "deepseek_r1"}  # of TensorRT-LLM
+SPELLINGS = {"deepseek-r1": "deepseek_r1"}  # TensorRT-LLM's spelling
 
 
 def find_style(chosen: str, templates: Sequence[str]) -> Style | None:
-    """The style of a model.
+    """Style of a model; None if its replies have no marks.
 
     Args:
-        chosen: a name, `none`, or `auto` to find it by the marks in the chat templates.
+        chosen: name of a style, `none`, or `auto` to find the style by the marks in the chat templates.
     """
     if chosen == "auto":
         text = "".join(templates)
@@ -127,20 +131,22 @@ def find_style(chosen: str, templates: Sequence[str]) -> Style | None:
 
 
 class Splitter:
-    """Splits one reply, which may come in pieces.
+    """Splitter of one reply, which may come in pieces, into reasoning, content and calls.
 
     Args:
-        style: the model's. `state`: where the reply begins. `header`: what the prompt said of its first message.
+        style: style of the model.
+        state: state at the beginning of the reply.
+        header: part of the first message's header that the prompt contains.
     """
 
     def __init__(self, style: Style, state: str = BEGIN, header: str = "") -> None:
         self.style, self.state, self.header = style, state, header
-        self._rest, self._at = "", 0  # what is not decided yet, and where it begins in the reply
-        self._line = ""  # newlines that are dropped at the end of the thinking, and shown within it
-        self._fresh = style.trims and state == REASONING  # newlines to come belong to the mark before them
+        self._rest, self._at = "", 0  # text that may be part of a mark, and its first character in the reply
+        self._line = ""  # newlines that are dropped at the end of the reasoning, and kept within it
+        self._fresh = style.trims and state == REASONING  # True while newlines belong to the mark before them
 
     def feed(self, text: str, done: bool = False) -> list[Piece]:
-        """The pieces that a text adds; `done` with the last one."""
+        """Pieces that a text adds; `done` is True with the last text."""
         self._rest += text
         pieces: list[Piece] = []
         while self._step(pieces, done):
@@ -148,7 +154,7 @@ class Splitter:
         return pieces
 
     def _step(self, pieces: list[Piece], done: bool) -> bool:
-        """Take the text up to the next mark; False where the rest is taken or waits."""
+        """Process the text up to the next mark; return False if the rest is processed or needs more text."""
         marks = self.style.marks[self.state]
         if self.state == BEGIN:
             return self._begin(marks, done)
@@ -178,7 +184,7 @@ class Splitter:
         self._rest, self._at = self._rest[size:], self._at + size
 
     def _enter(self, mark: str, state: str, pieces: list[Piece]) -> None:
-        """Go on to the state after a mark."""
+        """Change to the state after a mark."""
         if state == HEADER:
             self.header = mark if self.state != HEADER or mark == "<|start|>" else self.header + mark
         elif not state:
@@ -195,7 +201,7 @@ class Splitter:
         return REASONING if channel is not None and channel[1] == "analysis" else CONTENT
 
     def _take(self, text: str, pieces: list[Piece]) -> None:
-        """Show the text of a state."""
+        """Add a text of the current state to the pieces or to the header."""
         if self.state == HEADER:
             self.header += text
             return
@@ -212,28 +218,34 @@ class Splitter:
 
 
 def begun_mark(text: str, marks: Sequence[str] | Mapping[str, str]) -> int:
-    """Length of the longest end of a text that begins one of these marks."""
+    """Length of the longest suffix of a text that is a prefix of one of these marks."""
     sizes = (n for mark in marks for n in range(1, min(len(mark), len(text) + 1)) if text.endswith(mark[:n]))
     return max(sizes, default=0)
 
 
 class Counted(NamedTuple):
-    """Numbers of reply tokens: those of the thinking without marks, and those before the first token of the content."""
+    """Numbers of tokens of a reply.
+
+    Attributes:
+        reasoning: tokens of the reasoning, without its marks.
+        before_content: tokens before the first token of the content.
+    """
 
     reasoning: int
     before_content: int
 
 
 def count_tokens(splitter: Splitter, spelled: Sequence[bytes]) -> Counted:
-    """Count the tokens of a whole reply by what they say.
+    """Count the tokens of a whole reply that belong to the reasoning, and those before the content.
 
     Args:
-        splitter: at the beginning of the reply. `spelled`: the bytes of each token.
+        splitter: splitter at the beginning of the reply.
+        spelled: bytes of each token.
     """
-    text = b"".join(spelled).decode("latin-1")  # a character for every byte; marks are ASCII
+    text = b"".join(spelled).decode("latin-1")  # one character for every byte; marks are ASCII
     pieces = splitter.feed(text, done=True)
     thought = [(piece.start, piece.start + len(piece.text)) for piece in pieces if piece.kind == REASONING]
-    said = min((piece.start for piece in pieces if piece.kind == CONTENT), default=len(text))
+    content = min((piece.start for piece in pieces if piece.kind == CONTENT), default=len(text))
     stops = list(accumulate(map(len, spelled)))
     begins = [end - len(piece) for end, piece in zip(stops, spelled, strict=True)]
-    return Counted(sum(any(a <= at < b for a, b in thought) for at in begins), sum(end <= said for end in stops))
+    return Counted(sum(any(a <= at < b for a, b in thought) for at in begins), sum(end <= content for end in stops))

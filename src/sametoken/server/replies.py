@@ -1,6 +1,6 @@
-"""Parts that all replies with text share: usage, log-probabilities, and what speculation did. No engine.
+"""Parts that all replies with text share: usage, log-probabilities, and reports of speculation.
 
-TypedDicts: mypy checks what is sent against what is documented, without a cost for each chunk.
+They are TypedDicts, so that mypy checks the replies against their documentation without a cost for each chunk.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sametoken.server.fields import WHOLE
 
 PREDICTION = coming_with("prediction")
 
-LEAST_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's word for "never"
+LEAST_LOGPROB = -9999.0  # OpenAI's value for minus infinity, which JSON does not have
 
 
 class Spells(Protocol):
-    """Methods of a tokenizer that wording needs."""
+    """Methods of a tokenizer that replies need."""
 
     def token_bytes(self, token: int) -> bytes: ...
 
@@ -32,8 +32,8 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
-    """Tokens that say what the model thought; tokens of a prediction that became output, and those that were tried and
-    did not, which are no part of the output."""
+    """Numbers of reasoning tokens, and of tokens of a prediction: accepted ones, which are part of the output, and
+    rejected ones, which are not."""
 
     reasoning_tokens: int
     accepted_prediction_tokens: int
@@ -41,7 +41,7 @@ class CompletionDetails(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens of all prompts, each counted once, and of all that was generated, chosen or not."""
+    """Numbers of tokens: of all prompts, each counted once, and of all completions, including those not returned."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -51,8 +51,8 @@ class Usage(TypedDict):
 
 
 class TokenReport(TypedDict):
-    """The tokens that a choice or a chunk of it consists of, where each came from ("drafted" or "target"), and the
-    guesses for its place that the target did not draw there."""
+    """Tokens of a choice or chunk, the origin of each ("drafted" or "target"), and the rejected guesses at its
+    position."""
 
     token_ids: list[int]
     tokens: list[str]
@@ -61,9 +61,9 @@ class TokenReport(TypedDict):
 
 
 class StepEntry(TypedDict):
-    """The guesses of one forward: who made them (of several drafters one that said the accepted path), and for each
-    guess its token, which guess it follows (-1: the last token before the forward), the target's probability of it
-    there, whether it became output, and who said it."""
+    """Guesses of one forward. `drafter` is their drafter; of several, one that proposed the accepted path. The lists
+    have for each guess: its token, its parent among the guesses (-1: the last token before the forward), the target's
+    probability, true if it was accepted, and the drafters that proposed it."""
 
     drafter: str | None
     token_ids: list[int]
@@ -75,8 +75,8 @@ class StepEntry(TypedDict):
 
 
 class SpeculationReport(TokenReport):
-    """A whole choice, or a chunk of it: `steps` if they were asked for; at the end `stats`, the object that `sametoken
-    generate --json` documents."""
+    """Report of speculation for a choice or chunk, with `steps` if the request sets `speculative.steps`. The last
+    chunk and a whole choice have `stats`, the object that `sametoken generate --json` documents."""
 
     steps: NotRequired[list[StepEntry]]
     stats: NotRequired[dict[str, Any]]
@@ -97,7 +97,7 @@ class ChatLogprobs(TypedDict):
 
 
 class TextLogprobs(TypedDict):
-    """The older form of /v1/completions: four lists of the same length."""
+    """Log-probabilities in the older form of /v1/completions: four lists of equal length."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -117,7 +117,7 @@ def usage(prompt_tokens: int, completion_tokens: int, cached: int | None = None)
 
 
 def total_usage(completions: Iterable[Completion], reasoning_tokens: int = 0) -> Usage:
-    """Of all completions of a request."""
+    """Usage of all completions of a request."""
     done = list(completions)
     first = [completion for completion in done if completion.choice == 0]
     counted = usage(
@@ -136,18 +136,18 @@ def total_usage(completions: Iterable[Completion], reasoning_tokens: int = 0) ->
 
 
 def report(tokenizer: Spells, emitted: Chunk | Completion, completion: Completion | None) -> SpeculationReport:
-    """Tokens and their origins, with the statistics of a completion that is done."""
-    said: SpeculationReport = {
+    """Report of speculation for a chunk or completion; `completion` adds the statistics of a finished one."""
+    result: SpeculationReport = {
         "token_ids": list(emitted.token_ids),
         "tokens": [spelled(tokenizer, token) for token in emitted.token_ids],
         "origins": ["drafted" if drafted else "target" for drafted in emitted.origins],
         "rejected": [[spelled(tokenizer, token) for token in guesses] for guesses in emitted.rejected],
     }
     if emitted.steps is not None:
-        said["steps"] = [_step(tokenizer, step) for step in emitted.steps]
+        result["steps"] = [_step(tokenizer, step) for step in emitted.steps]
     if completion is not None:
-        said["stats"] = completion.speculation.to_json()
-    return said
+        result["stats"] = completion.speculation.to_json()
+    return result
 
 
 def _step(tokenizer: Spells, step: StepTree) -> StepEntry:
@@ -163,7 +163,7 @@ def _step(tokenizer: Spells, step: StepTree) -> StepEntry:
 
 
 class Numbered(NamedTuple):
-    """A tokenizer whose tokens are told by number, as vLLM's `return_tokens_as_token_ids` asks."""
+    """Tokenizer whose tokens are reported by id, as with vLLM's `return_tokens_as_token_ids`."""
 
     tokenizer: Spells
 
@@ -172,7 +172,7 @@ class Numbered(NamedTuple):
 
 
 def spelled(tokenizer: Spells, token: int) -> str:
-    """A token as text; a part of a character as "bytes:\\xe2\\x82", so that different tokens differ."""
+    """Text of a token; a part of a character is "bytes:\\xe2\\x82", so that different tokens have different texts."""
     if isinstance(tokenizer, Numbered):
         return f"token_id:{token}"
     raw = tokenizer.token_bytes(token)
@@ -205,52 +205,57 @@ def _top(tokenizer: Spells, token: int, logprob: float) -> TopLogprob:
 def text_logprobs(
     tokenizer: Spells, tokens: Sequence[int], items: Sequence[TokenLogprob | None], top: int, offset: int
 ) -> TextLogprobs:
-    """Log-probabilities of consecutive tokens; the first of a prompt has none.
+    """Log-probabilities of consecutive tokens.
 
     Args:
-        tokens, items: of the same length.
-        top: alternatives to show, of which an item may have more.
-        offset: character at which their text begins.
+        tokens: token ids.
+        items: log-probability of each token; None for the first token of a prompt.
+        top: number of alternatives to report; an item may have more.
+        offset: character of the choice at which the text of the tokens begins.
     """
-    said: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    result: TextLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for token, item in zip(tokens, items, strict=True):
         text = spelled(tokenizer, token)
-        said["tokens"].append(text)
-        said["text_offset"].append(offset)
-        said["token_logprobs"].append(None if item is None else _finite(item.logprob))
-        said["top_logprobs"].append(None if item is None else _alternatives(tokenizer, item, text, top))
+        result["tokens"].append(text)
+        result["text_offset"].append(offset)
+        result["token_logprobs"].append(None if item is None else _finite(item.logprob))
+        result["top_logprobs"].append(None if item is None else _alternatives(tokenizer, item, text, top))
         offset += len(text)
-    return said
+    return result
 
 
 def _alternatives(tokenizer: Spells, item: TokenLogprob, text: str, top: int) -> dict[str, float]:
-    """By text: the token itself first, as vLLM has it, then the best ones."""
+    """Log-probabilities by text: of the token itself first, as in vLLM, then of the best alternatives."""
     best = {spelled(tokenizer, token): _finite(logprob) for token, logprob in _best(item, top)}
     return {text: _finite(item.logprob), **best}
 
 
 def _best(item: TokenLogprob, top: int) -> Sequence[tuple[int, float]]:
-    """The alternatives to show, of which an item may have more."""
+    """The `top` best alternatives of an item, or all with `WHOLE`."""
     return item.top if top == WHOLE else item.top[:top]
 
 
 def prompt_logprobs(
     tokenizer: Spells, items: Sequence[TokenLogprob | None], top: int
 ) -> list[dict[str, dict[str, Any]] | None]:
-    """vLLM's form: for each prompt token, by token id, its log-probability, rank and text; its own first."""
-    said: list[dict[str, dict[str, Any]] | None] = []
+    """Log-probabilities of prompt tokens in vLLM's form.
+
+    Each token has an object with log-probability, rank and text by token id: of the token first, then of alternatives.
+    The first token has None.
+    """
+    result: list[dict[str, dict[str, Any]] | None] = []
     for item in items:
         if item is None:
-            said.append(None)
+            result.append(None)
             continue
         ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(_best(item, top), start=1)]
-        said.append(
+        result.append(
             {
                 str(token): {"logprob": _finite(logprob), "rank": rank, "decoded_token": spelled(tokenizer, token)}
                 for token, logprob, rank in [(item.token_id, item.logprob, item.rank), *ranked]
             }
         )
-    return said
+    return result
 
 
 def _finite(logprob: float) -> float:

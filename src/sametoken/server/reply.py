@@ -1,4 +1,4 @@
-"""Answers to requests for text, as events or whole; a client that goes away ends its request within a step."""
+"""Replies to requests for text, as events or whole; if the client disconnects, its request ends within a step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from sametoken.server.http import DONE, part_of, when_gone
 from sametoken.server.words import Event, Words
 from sametoken.server.worker import Job
 
-READING_S = 0.1  # between two looks at how far a prompt is read
+READING_S = 0.1  # seconds between two events about a prompt that is being read
 
 
 class EventStream(Response):
-    """A reply in server-sent events; an error is an event too, since the status is out.
+    """Reply in server-sent events; an error is an event too, because the status was sent before.
 
     Args:
-        job: what the engine does for it. `words`: how that is said.
-        fields: what the client calls each field that an error may name.
-        anthropic: errors have Anthropic's envelope, and no mark ends a stream.
-        marked: whether OpenAI's mark ends the stream of others.
+        job: job of the engine for the request.
+        words: writer of the events.
+        fields: names of the body's fields, by the names in the engine's errors.
+        anthropic: True if errors have Anthropic's envelope, and no mark ends the stream.
+        marked: True if OpenAI's mark ends the stream, unless `anthropic` is set.
     """
 
     media_type = "text/event-stream"
@@ -37,18 +38,18 @@ class EventStream(Response):
         self._mark = DONE if marked and not anthropic else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events of a chunk as soon as it is there."""
+        """Send the events of each chunk as soon as the engine emits it."""
         job, words, done = self._job, self._words, list[Completion]()
-        telling: asyncio.Future[None] | None = None
+        progress: asyncio.Future[None] | None = None
         try:
             with when_gone(receive, job.close):
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 try:
                     await send(part_of(words.first()))
-                    telling = asyncio.ensure_future(_tell(words.reading, send)) if words.reading else None
+                    progress = asyncio.ensure_future(_send_progress(words.reading, send)) if words.reading else None
                     async for chunk in job.chunks:
-                        if telling is not None:
-                            telling.cancel()
+                        if progress is not None:
+                            progress.cancel()
                         job.saw(chunk)
                         await send(part_of(words.delta(chunk)))
                         done += [chunk.completion] if chunk.completion is not None else []
@@ -59,19 +60,21 @@ class EventStream(Response):
                     refusal = worded(error, self._fields, job.worker.config.request_timeout)
                     job.worker.count(refusal)
                     last = [refusal.anthropic if self._anthropic else refusal.body]
-                job.close()  # before the end is out: whoever has it may ask for what was counted
+                job.close()  # before the last event, after which a client may read the metrics
                 await send(part_of(last, self._mark, more=False))
         finally:
-            if telling is not None:
-                telling.cancel()
+            if progress is not None:
+                progress.cancel()
             job.close()
 
 
-async def _tell(reading: Callable[[], list[Event]], send: Send) -> None:
-    """Send events about a prompt while it is read, until cancelled; the reply too meets a connection that is lost.
+async def _send_progress(reading: Callable[[], list[Event]], send: Send) -> None:
+    """Send events about a prompt while it is read, until cancelled.
+
+    A lost connection is no error here, because the reply meets it too.
 
     Args:
-        reading: returns the events since its previous call.
+        reading: function that returns the events since its previous call.
     """
     with suppress(OSError):
         while True:
@@ -81,7 +84,7 @@ async def _tell(reading: Callable[[], list[Event]], send: Send) -> None:
 
 
 async def completions(job: Job, receive: Receive) -> list[Completion]:
-    """Completions of a request, by prompt, then by choice; fewer if the client disconnects before the end."""
+    """Completions of a request, ordered by prompt and choice; fewer if the client disconnects before the end."""
     done: list[Completion] = []
     try:
         with when_gone(receive, job.close):

@@ -1,6 +1,6 @@
 """Types of whole replies, for the OpenAPI document; the parts that they share are in `replies`.
 
-The answers word them key by key; tests hold every reply against these types, unknown keys included.
+Replies are made key by key without these classes; tests validate every reply with them, including unknown keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PromptLogprob(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """`stop_reason` is the stop string or token id that ended it."""
+    """One completion of a prompt; `stop_reason` is the stop string or token id that ended it."""
 
     index: int
     text: str
@@ -49,7 +49,7 @@ class CompletionReply(TypedDict):
 
 
 class CalledFunction(TypedDict):
-    """`arguments` is JSON text."""
+    """Name and arguments of a called function; `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -100,7 +100,7 @@ class BatchChatChoice(ChatChoice):
 
 
 class ChatBatchReply(TypedDict):
-    """The reply of POST /v1/chat/completions/batch: choice i goes on with conversation i, counts are of all."""
+    """The reply of POST /v1/chat/completions/batch: choice i continues conversation i; `usage` is for all."""
 
     id: str
     object: Literal["chat.completion"]
@@ -247,7 +247,7 @@ class MessageToolUse(TypedDict):
 
 
 class MessagesUsage(TypedDict):
-    """Tokens of the prompt that came from the cache, or are kept there, are not among `input_tokens`."""
+    """Numbers of tokens; `input_tokens` leaves out prompt tokens that were cached or are newly kept in the cache."""
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -284,7 +284,7 @@ class DetokenizeReply(TypedDict):
 
 
 class TokenizerInfoReply(TypedDict):
-    """Special tokens by what they are for, and the default chat template; further keys as in tokenizer_config.json."""
+    """Sizes, the default chat template, and special tokens by role; further keys as in tokenizer_config.json."""
 
     vocab_size: int
     model_max_length: int
@@ -292,7 +292,7 @@ class TokenizerInfoReply(TypedDict):
 
 
 class EmbeddingItem(TypedDict):
-    """The vector of one text: numbers, or little-endian float32 in base64."""
+    """Embedding of one text: numbers, or little-endian float32 in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -312,8 +312,8 @@ class EmbeddingsReply(TypedDict):
 
 
 class ModelReply(TypedDict):
-    """A name of the model; `created` is when the server started, in Unix seconds, `root` what the server was given as
-    the model, and `parent` nothing: there are no adapters."""
+    """A name of the model; `created` is the start of the server in Unix seconds, and `root` the model's path or Hub id
+    on the command line. `parent` is null, because there are no adapters."""
 
     id: str
     object: Literal["model"]
@@ -353,7 +353,7 @@ class Offers(TypedDict):
 
 
 class ServerInfoReply(TypedDict):
-    """The resolved configuration, which has more keys than these, and the load."""
+    """Resolved configuration, which has more keys than these, options of requests, and load."""
 
     model: str
     offers: Offers

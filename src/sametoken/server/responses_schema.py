@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, as a conversation: the newer form of the same requests."""
+"""The body of POST /v1/responses, OpenAI's newer form of a conversation."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputMessage(History):
-    """One turn of the conversation; what an earlier response returned may be sent back as it came."""
+    """One turn of a conversation; a message of an earlier response may be sent back unchanged."""
 
     type: Literal["message"] = "message"
     """may be left out."""
     role: Literal["system", "developer", "user", "assistant"]
-    """who speaks."""
+    """role of the turn."""
     content: Spoken
     """text, or parts of type `input_text` or `output_text`."""
 
@@ -91,13 +91,13 @@ class InputOutput(History):
 
 
 def _joined(turns: Iterable[Turn]) -> list[Turn]:
-    """Turns with what the assistant thought, said and called in a row as one message."""
+    """Turns in which consecutive reasoning, text and calls of the assistant are joined to one message."""
     found: list[Turn] = []
     for turn in turns:
         before = found[-1] if found and found[-1].role == turn.role == "assistant" else None
         if before is not None and turn.calls:
             before.calls += turn.calls
-        elif before is not None and before.content is None and not before.calls:  # it has thinking alone
+        elif before is not None and before.content is None and not before.calls:  # `before` has reasoning alone
             before.content = turn.content
             before.thought = before.thought if turn.thought is None else turn.thought
         elif turn.thought != "":
@@ -106,7 +106,7 @@ def _joined(turns: Iterable[Turn]) -> list[Turn]:
 
 
 def _items(given: object) -> object:
-    """One text as the user's turn; an item without a type is a message."""
+    """Input as a list of items: a text becomes the user's message, and an item without a type is a message."""
     if isinstance(given, str):
         return [{"type": "message", "role": "user", "content": given}]
     if isinstance(given, list):
@@ -124,16 +124,16 @@ Items = Annotated[
 
 
 def turns_of(output: list[dict[str, Any]]) -> list[Turn]:
-    """The turns that the items of a response are."""
+    """Turns of the output items of a response."""
     items: list[Item] = TypeAdapter(Items).validate_python(output)
     return _joined(item.turn() for item in items)
 
 
 class TextFormat(Body):
-    """The grammar that the reply follows; a schema stands beside its name here."""
+    """The grammar that the reply follows; unlike in `response_format`, its fields are not nested."""
 
     type: Literal["text", "json_object", "json_schema"]
-    """which kind."""
+    """kind of grammar."""
     name: str | None = None
     """for people; no effect."""
     description: str | None = None
@@ -144,7 +144,7 @@ class TextFormat(Body):
     """no effect: the output always follows the schema."""
 
     def form(self) -> dict[str, Any] | None:
-        """As `StructuredOutputs` has it."""
+        """Grammar by the keys of `StructuredOutputs`; None for text without a grammar."""
         known = {"text": None, "json_object": {"json_object": True}, "json_schema": {"json": self.schema_ or {}}}
         return known[self.type]
 
@@ -157,7 +157,7 @@ class TextOptions(Body):
 
 
 class FlatTool(Body):
-    """A function that the model may call, whose fields stand beside the type here."""
+    """A function that the model may call; unlike in /v1/chat/completions, its fields are not nested."""
 
     type: Literal["function"]
     """always this."""
@@ -205,13 +205,13 @@ class ResponsesRequest(Generation):
     return_token_ids: None = None
     """only null: /v1/responses does not have it."""
     previous_response_id: str | None = None
-    """id of an earlier response, whose conversation `input` goes on with; its instructions are not taken over."""
+    """id of an earlier response, whose conversation `input` continues; its instructions are not taken over."""
     conversation: None = None
-    """only null: name the response before as `previous_response_id`."""
+    """only null: send the id of the previous response as `previous_response_id`."""
     store: bool | None = None
     """false: the response is not kept, so that nothing can refer to it."""
     reasoning: Reasoning | None = None
-    """how the model reasons."""
+    """options of the model's reasoning."""
     chat_template_kwargs: TemplateOptions | None = None
     """values for the chat template, such as `enable_thinking`."""
     instructions: str | None = None
@@ -228,8 +228,8 @@ class ResponsesRequest(Generation):
     parallel_tool_calls: bool | None = None
     """false allows one call only."""
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """what to add: log-probabilities of the reply's tokens. `reasoning.encrypted_content` has no effect: items of type
-    `reasoning` have their text, and may be sent back unchanged."""
+    """additions to the reply: log-probabilities of its tokens. `reasoning.encrypted_content` has no effect: items of
+    type `reasoning` have their text, and may be sent back unchanged."""
     top_logprobs: Alternatives | None = None
     """number of alternatives that are reported per token; -1 is the whole vocabulary."""
     truncation: Literal["disabled"] | None = None
@@ -237,7 +237,7 @@ class ResponsesRequest(Generation):
     enable_response_messages: bool | None = None
     """add `input_messages` and `output_messages`: prompt and reply as raw text and token ids."""
     background: bool | None = None
-    """answer at once with the status `queued`; GET /v1/responses/ID then tells how far it is. Not with `stream`."""
+    """reply at once with the status `queued`; GET /v1/responses/ID returns the current state. Not with `stream`."""
 
     @model_validator(mode="after")
     def _kept(self) -> Self:

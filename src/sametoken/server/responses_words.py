@@ -1,4 +1,4 @@
-"""The form of /v1/responses: a list of output items, and a stream of typed, numbered events about them."""
+"""Replies of /v1/responses: a list of output items, and a stream of typed, numbered events about them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sametoken.server.speech import new_call_id
 from sametoken.server.words import Event, Source, Words
 
 TYPES = {REASONING: "reasoning", CONTENT: "message", CALL: "function_call", ARGUMENTS: "function_call"}
-PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # of ids
+PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}  # prefixes of the ids of items, by type
 
 
 class ResponsesWords(Words):
-    """/v1/responses."""
+    """Replies of /v1/responses."""
 
     def __init__(self, body: ResponsesRequest, source: Source) -> None:
         self._body, self._params = body, source.requests[0].params
         self._head, self._tokenizer, _, self._reader = source
         self._number = 0
-        self._events: list[Event] = []  # made since they were taken last
+        self._events: list[Event] = []  # made since the previous chunk
         self._items: list[dict[str, Any]] = []  # in the order of the reply; the last one may be under way
-        self._scored: list[TokenLogprob] = []  # log-probabilities that no event has had yet
+        self._scored: list[TokenLogprob] = []  # log-probabilities for the next event of text
 
     def first(self) -> list[Event]:
         for kind in ("response.created", "response.in_progress"):
@@ -62,7 +62,7 @@ class ResponsesWords(Words):
         return events
 
     def _add(self, piece: Piece, extra: dict[str, Any]) -> None:
-        """Add a piece to the item that it belongs to; `extra` goes with its event."""
+        """Add a piece to its item; `extra` are further fields of its event."""
         kind = TYPES[piece.kind]
         if piece.kind == CALL or not self._items or self._items[-1]["type"] != kind:
             self._close("completed")
@@ -99,8 +99,8 @@ class ResponsesWords(Words):
         else:
             part = copy.deepcopy(item["content"][0])
             if item["type"] == "message":
-                said = {"text": part["text"], "logprobs": part["logprobs"]}
-                self._about("response.output_text.done", content_index=0, **said)
+                texts = {"text": part["text"], "logprobs": part["logprobs"]}
+                self._about("response.output_text.done", content_index=0, **texts)
             else:
                 self._scored = []
                 self._about("response.reasoning_text.done", content_index=0, text=part["text"])
@@ -108,17 +108,17 @@ class ResponsesWords(Words):
         self._event("response.output_item.done", output_index=len(self._items) - 1, item=copy.deepcopy(item))
 
     def _finish(self, completion: Completion, extra: dict[str, Any]) -> None:
-        """End the items; a reply that says nothing at all is an empty message."""
+        """End the items; a reply without any content gets an empty message."""
         if not self._items:
             self._add(Piece(CONTENT, ""), extra)
-        said = next((item for item in self._items if item["type"] == "message"), None)
-        if said is not None:
+        message = next((item for item in self._items if item["type"] == "message"), None)
+        if message is not None:
             before = self._reader.counted(self._tokenizer, completion.token_ids).before_content
-            said["content"][0]["logprobs"] = self._logprobs((completion.logprobs or [])[before:])
+            message["content"][0]["logprobs"] = self._logprobs((completion.logprobs or [])[before:])
         self._close(_status(completion))
 
     def _about(self, kind: str, **content: Any) -> None:
-        """An event about the item under way."""
+        """Add an event about the item under way."""
         self._event(kind, item_id=self._items[-1]["id"], output_index=len(self._items) - 1, **content)
 
     def _event(self, kind: str, **content: Any) -> None:
@@ -157,13 +157,13 @@ class ResponsesWords(Words):
         return {"type": "raw_message_tokens", "message": text, "tokens": ids}
 
     def queued(self) -> dict[str, Any]:
-        """The object before anything was done for it."""
+        """Object of a response that waits in the queue."""
         return self._response("queued", [])
 
     def _response(self, status: str, output: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The object, with the settings that clients expect to find in it again."""
+        """Object of the response, with settings of the request, which clients expect in it."""
         body = self._body
-        said = body.model_dump(
+        settings = body.model_dump(
             include={"instructions", "max_output_tokens", "metadata", "previous_response_id", "top_logprobs", "user"}
         )
         return {
@@ -185,7 +185,7 @@ class ResponsesWords(Words):
             "background": bool(body.background),
             "store": body.store is not False,
             "usage": None,
-            **said,
+            **settings,
         }
 
 
@@ -194,7 +194,7 @@ def _status(completion: Completion) -> str:
 
 
 def _item(kind: str, name: str) -> dict[str, Any]:
-    """An item at its beginning; `name` is that of a function."""
+    """New item without content; `name` is the name of a called function."""
     about = {"type": kind, "id": f"{PREFIXES[kind]}_{secrets.token_hex(12)}", "status": "in_progress"}
     match kind:
         case "function_call":

@@ -1,4 +1,4 @@
-"""The application of an engine until a signal ends it or the engine fails."""
+"""Run of the server around an engine, until a signal ends it or the engine fails."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ LOG = logging.getLogger("sametoken.server")
 
 
 class EngineServer(Server):
-    """A server around one engine.
+    """Server of one engine.
 
     Args:
         config, started, traces: see `Server`.
-        worker: has the engine; is drained before connections are closed.
+        worker: worker of the engine, which is drained before connections are closed.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ def serve(
     """Serve until a signal ends it.
 
     Args:
-        llm: belongs to the server from now on.
-        bound: from `bind`, or a Unix socket behind a front of ours.
+        llm: the engine, which no other code may use until the server ends.
+        bound: sockets of `bind`, or the Unix socket of a replica.
         info: the resolved configuration; its "model" is the served name unless `config` has others.
-        started: called once connections are accepted; without it a line is logged.
+        started: callback once connections are accepted; None logs a line.
 
     Raises:
         EngineError: the engine failed; its requests got an error.
     """
-    # Drafts of a fixed length: the engine's thread measures what drafts cost while the server listens already.
-    if llm.engine.table.table.device.type != "cpu":  # kernels of GPUs are compiled by their first use
+    # With a fixed draft length, because the engine's thread measures the costs of drafts later, while the server runs.
+    if llm.engine.table.table.device.type != "cpu":  # the first use compiles the kernels of a GPU
         fixed = RequestSpeculation(adaptive=False)
         llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True, speculative=fixed))
 
@@ -76,7 +76,7 @@ def serve(
 async def _serve(
     llm: LLM, bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any], started: Callable[[], None]
 ) -> None:
-    trusted = "*" if all(each.family == socket.AF_UNIX for each in bound) else None  # only a front reaches them
+    trusted = "*" if all(each.family == socket.AF_UNIX for each in bound) else None  # only proxies use Unix sockets
     server = make_server(llm, config, info, started, trusted)
     try:
         await server.serve([*bound])
@@ -93,10 +93,11 @@ def make_server(
     started: Callable[[], None],
     trusted: str | None = None,
 ) -> EngineServer:
-    """A server of the running event loop, not yet started.
+    """Make a server in the running event loop, without starting it.
 
     Args:
-        started: called once it accepts connections. `trusted`: see `settings`.
+        started: callback once connections are accepted.
+        trusted: see `settings`.
     """
     asyncio.get_running_loop().set_default_executor(DaemonPool())
     names = config.served_model_name or (info["model"],)

@@ -1,7 +1,7 @@
 """Bodies of requests: OpenAI's fields for text, vLLM's common extras, and ours (`speculative`, `prediction`).
 
-Nothing is ignored silently: what changes nothing is listed in `inert`; a field that is unknown or cannot be honoured is
-refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
+No field is ignored silently: fields without effect are listed in `inert`; a field that is unknown or cannot be honoured
+is refused by name. Ranges of sampling parameters are checked by `SamplingParams`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class Speculative(Drafted):  # type: ignore[misc]
 
     @property
     def reports(self) -> bool:
-        """True if the reply has a report; the trees of the forwards are a part of the report."""
+        """True if the reply has a report, of which the trees of the forwards are a part."""
         return bool(self.report or self.steps)
 
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, given: Any) -> Any:
-        """Null is the same as leaving a field out."""
+        """Drop fields that are null."""
         return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
 
 
 class Prediction(Body):
-    """OpenAI's Predicted Outputs: the reply that is expected, which is drafted from."""
+    """OpenAI's Predicted Outputs: the expected reply, whose tokens are the guesses."""
 
     type: Literal["content"]
     """always this."""
@@ -68,7 +68,7 @@ class Prediction(Body):
 
 
 class JsonSchema(Body):
-    """A schema as OpenAI words it."""
+    """A JSON schema in OpenAI's form."""
 
     name: str
     """for people; no effect."""
@@ -87,12 +87,12 @@ _FORMS: dict[str, tuple[set[str], ...]] = {
     "regex": ({"regex"},),
     "grammar": ({"grammar"},),
     "structural_tag": ({"format"}, {"structures", "triggers"}),
-}  # the fields that go with a type
+}  # sets of fields of which a type needs one
 _DETAILS = sorted({name for ways in _FORMS.values() for names in ways for name in names})
 
 
 def _way(kind: str, names: set[str]) -> JsonDict:
-    """The JSON schema of a type with the fields of these names and no others."""
+    """JSON schema of a type with exactly the fields of these names."""
     absent: JsonDict = {"type": "null"}
     details: JsonDict = {name: {"not": absent} if name in names else absent for name in _DETAILS}
     required: list[JsonValue] = [*sorted(names)]
@@ -107,7 +107,7 @@ class ResponseFormat(Body):
 
     model_config = ConfigDict(json_schema_extra=_WAYS)
     type: Literal["text", "json_object", "json_schema", "regex", "grammar", "structural_tag"]
-    """which kind; `regex`, `grammar` and `structural_tag` are not OpenAI's."""
+    """kind of grammar; `regex`, `grammar` and `structural_tag` are not OpenAI's."""
     json_schema: JsonSchema | None = None
     """for type `json_schema`: the schema."""
     regex: str | None = None
@@ -135,7 +135,7 @@ class ResponseFormat(Body):
         return self
 
     def asked(self) -> dict[str, Any] | None:
-        """As `StructuredOutputs` has it."""
+        """Grammar by the keys of `StructuredOutputs`; None for text without a grammar."""
         match self.type:
             case "text":
                 return None
@@ -157,11 +157,11 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     stream: bool | None = None
     """send the reply as server-sent events, with `[DONE]` at the end."""
     stream_options: StreamOptions | None = None
-    """what a stream has besides text; only with `stream`."""
+    """contents of a stream besides text; only with `stream`."""
     speculative: Speculative | None = None
-    """how this request is drafted."""
+    """drafting of this request."""
     prediction: Prediction | None = None
-    """the reply that is expected; excludes `speculative.method`."""
+    """the expected reply; excludes `speculative.method`."""
     response_format: ResponseFormat | None = None
     """the grammar that the reply follows."""
     guided_json: Schema | None = None
@@ -173,15 +173,15 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
     guided_grammar: str | None = None
     """the same under the name of older releases of vLLM."""
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """number of prompt tokens to keep; -1 keeps as many as fit into the context beside `max_tokens`."""
+    """number of prompt tokens to keep; -1 keeps as many as fit into the context together with `max_tokens`."""
     truncation_side: Literal["left", "right"] | None = None
-    """which end of the prompt is cut off: `left` keeps the last tokens, `right` the first; without it: `left`."""
+    """end of the prompt that is cut off: `left` keeps the last tokens, `right` the first; without it: `left`."""
     add_special_tokens: bool | None = None
     """add special tokens such as BOS to the prompt; without it: true for a text and false for a conversation."""
     return_token_ids: bool | None = None
     """add `token_ids` to every choice and chunk, and `prompt_token_ids`."""
     return_tokens_as_token_ids: bool | None = None
-    """write the tokens of log-probabilities as `token_id:N`, which tells tokens apart that are parts of a character."""
+    """write the tokens of log-probabilities as `token_id:N`, so that tokens that are parts of a character differ."""
     prompt_logprobs: Alternatives | None = None
     """number of alternatives that are reported per prompt token; 0 is the token alone, -1 the whole vocabulary."""
     use_beam_search: bool | None = None
@@ -194,7 +194,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def forms(self) -> dict[str, Any]:
-        """The fields that say which form the output must have, each as `StructuredOutputs` has it."""
+        """Grammars of the output by the body's field, each by the keys of `StructuredOutputs`."""
         given = {name: value for name in FORMS if (value := getattr(self, name)) is not None}
         for name, value in given.items():
             if name == "response_format":
@@ -218,12 +218,12 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @property
     def own(self) -> dict[str, Any]:
-        """Sampling parameters that the body has by other names or in other types."""
+        """Sampling parameters that the body has under other names or with other types."""
         return {}
 
     @property
     def renamed(self) -> dict[str, str]:
-        """The body's own names of fields that an error may name, by the common name."""
+        """The body's own names of fields, by the names in the engine's errors."""
         return {}
 
     @property
@@ -233,15 +233,15 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _ask(self) -> Self:
-        """Make the request."""
+        """Make the text request that the body defines."""
         talk, forms = self.talk, self.forms
         required = talk is not None and talk.tools.required
-        form = None if required else next(iter(forms.values()), None)  # a reply that must be a call has the tool's own
+        form = None if required else next(iter(forms.values()), None)  # a required call has its own grammar
         if self.stream_options is not None and not self.stream:
             raise RequestError("only for stream: true", field="stream_options", advice="leave it out or stream")
         if len(forms) > 1:
             first, *others = forms
-            words = f"says the same thing as {' and '.join(others)}"
+            words = f"sets the grammar that {' and '.join(others)} also set{'s' if len(others) == 1 else ''}"
             raise RequestError(words, field=first, advice="leave all but one of them out")
         fields = {name: name for name in type(self).model_fields} | self.renamed
         fields["structured_outputs"] = "tools" if required else next(iter(forms), "structured_outputs")
@@ -265,7 +265,7 @@ class Generation(TextBody, Inert, Sampled):  # type: ignore[misc]
         return self
 
     def _beams(self, values: Mapping[str, Any], fields: Mapping[str, str]) -> BeamSearch | None:
-        """The search that the body asks for; None for draws."""
+        """Beam search that the body requests; None for sampling."""
         if not self.use_beam_search:
             return None
         if self.stream:
@@ -277,8 +277,8 @@ def sampling_values(body: Body, **own: Any) -> dict[str, Any]:
     """Sampling parameters that a body sets, by the keys of `SamplingParams.from_mapping`.
 
     Args:
-        body: with `speculative`, and perhaps `prediction`.
-        own: parameters that the body has by other names or in other types.
+        body: body with `speculative`, and optionally `prediction`.
+        own: parameters that the body has under other names or with other types.
     """
     given = {name: getattr(body, name) for name in type(body).model_fields if name in SAMPLED} | own
     values = {name: value for name, value in given.items() if value is not None or name == "max_tokens"}
@@ -319,7 +319,7 @@ class CompletionRequest(Generation):
 
     @model_validator(mode="after")
     def _gap(self) -> Self:
-        """Make each prompt the text before a gap."""
+        """Convert each prompt to one for a gap if `suffix` is set."""
         if self.suffix:
             if self.echo or not all(isinstance(prompt, str) for prompt in self.prompt):
                 raise RequestError("excludes echo and token ids", field="suffix", advice="leave one of them out")
@@ -328,7 +328,7 @@ class CompletionRequest(Generation):
 
     @property
     def drawn(self) -> int:
-        """Completions to draw for each prompt."""
+        """Number of completions to draw for each prompt."""
         return max(self.choices, self.best_of or 1)
 
     @property

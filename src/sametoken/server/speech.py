@@ -1,4 +1,4 @@
-"""The texts of a request's choices in pieces: reasoning, answer, and calls of functions."""
+"""Separation of the choices of a request into reasoning, content, and tool calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sametoken.server.reasoning import CALL, CONTENT, REASONING, Counted, Piece,
 from sametoken.server.replies import Spells
 from sametoken.server.tools import CallReader
 
-# What a message calls its texts: vLLM had the second name of the reasoning before the first, and clients read either.
+# Fields of a message for each kind of text; clients read the reasoning by vLLM's newer or older name.
 NAMES = {CONTENT: ("content",), REASONING: ("reasoning", "reasoning_content")}
 
 
@@ -18,9 +18,10 @@ class ReplyReader:
     """Reader of the replies to one request.
 
     Args:
-        names: functions that may be called. `several`: whether more than the first call counts.
-        opening: makes what splits a reply at its beginning; None where the model marks no thinking.
-        thinks_aloud: whether the thinking is shown.
+        names: names of the functions that may be called.
+        several: True if a reply may have several calls; otherwise only the first one counts.
+        opening: function that makes a splitter for a new reply; None if the model does not mark its reasoning.
+        shows_thinking: True if the reply has the reasoning.
     """
 
     def __init__(
@@ -28,16 +29,16 @@ class ReplyReader:
         names: Collection[str] = (),
         several: bool = True,
         opening: Callable[[], Splitter] | None = None,
-        thinks_aloud: bool = True,
+        shows_thinking: bool = True,
     ) -> None:
-        self._names, self._several, self._opening, self._thinks_aloud = names, several, opening, thinks_aloud
+        self._names, self._several, self._opening, self._shows_thinking = names, several, opening, shows_thinking
         self._choices: dict[int, _Reading] = {}
 
     def feed(self, place: int, text: str, done: bool) -> list[Piece]:
-        """Pieces that a text adds to choice `place`; `done` is true with the last text of the choice."""
+        """Pieces that a text adds to choice `place`; `done` is True with the last text of the choice."""
         if place not in self._choices:
             splitter = None if self._opening is None else self._opening()
-            self._choices[place] = _Reading(splitter, self._names, self._several, self._thinks_aloud)
+            self._choices[place] = _Reading(splitter, self._names, self._several, self._shows_thinking)
         return self._choices[place].feed(text, done)
 
     def counted(self, tokenizer: Spells, tokens: Sequence[int]) -> Counted:
@@ -48,12 +49,12 @@ class ReplyReader:
 
 
 class _Reading:
-    """One reply."""
+    """State of reading one reply."""
 
-    def __init__(self, splitter: Splitter | None, names: Collection[str], several: bool, thinks_aloud: bool) -> None:
+    def __init__(self, splitter: Splitter | None, names: Collection[str], several: bool, shows_thinking: bool) -> None:
         self._splitter, self._calls = splitter, CallReader(names, several)
-        self._names, self._several, self._thinks_aloud = names, several, thinks_aloud
-        self._called, self._heard = 0, True  # calls that have marks of their own, and whether the last one counts
+        self._names, self._several, self._shows_thinking = names, several, shows_thinking
+        self._called, self._counts = 0, True  # number of calls with marks; True if the last counts
 
     def feed(self, text: str, done: bool) -> list[Piece]:
         parts = [Piece(CONTENT, text)] if self._splitter is None else self._splitter.feed(text, done)
@@ -62,18 +63,18 @@ class _Reading:
             if part.kind == CONTENT:
                 pieces += self._calls.feed(part.text)
             elif part.kind == REASONING:
-                pieces += [part] if self._thinks_aloud else []
+                pieces += [part] if self._shows_thinking else []
             elif part.kind == CALL:
                 self._called += 1
-                self._heard = part.text in self._names and (self._several or self._called == 1)
-                pieces += [part] if self._heard else []
-            elif self._heard:
+                self._counts = part.text in self._names and (self._several or self._called == 1)
+                pieces += [part] if self._counts else []
+            elif self._counts:
                 pieces.append(part)
         return _joined([*pieces, *(self._calls.feed("", done=True) if done else ())])
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:
-    """Pieces with neighbours of one kind as one; every call stays one."""
+    """Pieces in which neighbours of one kind are joined, except calls."""
     joined: list[Piece] = []
     for piece in pieces:
         if joined and piece.kind == joined[-1].kind != CALL:
@@ -84,10 +85,10 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 class Message:
-    """A message of /v1/chat/completions, from its pieces; also what each of them adds to a stream.
+    """Message of /v1/chat/completions, built from pieces, and the delta that each piece adds to a stream.
 
     Args:
-        begun: text that it begins with.
+        begun: text at the beginning of the content.
     """
 
     def __init__(self, begun: str = "") -> None:
@@ -95,7 +96,7 @@ class Message:
         self._texts = {REASONING: "", CONTENT: begun}
 
     def add(self, pieces: Sequence[Piece]) -> dict[str, Any]:
-        """The delta that these pieces are."""
+        """Add pieces to the message, and return the delta of a stream for them."""
         delta: dict[str, Any] = {}
         for kind, text, _ in pieces:
             if kind in self._texts:
@@ -116,7 +117,7 @@ class Message:
         return delta
 
     def to_json(self) -> dict[str, Any]:
-        """The whole message."""
+        """Whole message as JSON."""
         content = self._texts[CONTENT] or (None if self.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         message |= dict.fromkeys(NAMES[REASONING], self._texts[REASONING] or None)

@@ -1,6 +1,6 @@
-"""Responses that were made, for requests that refer to them: bounded in number and size, the oldest leave first.
+"""Store of responses for later requests that refer to them, limited in number and bytes; the oldest are dropped first.
 
-A response is known to requests with the API key of the one that made it.
+Only requests with the API key of a response can refer to it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sametoken.server.errors import ApiError
 from sametoken.server.exchange import CURRENT
 from sametoken.server.text_request import Turn
 
-MOST_BYTES = 2**26  # of all responses and the conversations before them
+MOST_BYTES = 2**26  # size of all responses and the conversations before them
 UNDER_WAY = ("queued", "in_progress")
-_Place = tuple[str, str]  # whose response, and its id
+_Place = tuple[str, str]  # owner and id of a response
 
 
 @dataclass(slots=True)
@@ -24,8 +24,9 @@ class StoredResponse:
     """A response.
 
     Attributes:
-        response: the object. `turns`: the conversation that it ends, without instructions.
-        stop: ends the work on one that is being made in the background.
+        response: object of the response.
+        turns: conversation up to the end of the response, without instructions; empty until it is complete.
+        stop: function that ends the work on a response in the background; None for other responses.
     """
 
     response: dict[str, Any]
@@ -34,16 +35,16 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Characters that it has, about."""
-        said = sum(len(turn.content or "") + len(turn.thought or "") + len(str(turn.calls)) for turn in self.turns)
-        return len(str(self.response)) + said
+        """Approximate number of characters."""
+        turns = sum(len(turn.content or "") + len(turn.thought or "") + len(str(turn.calls)) for turn in self.turns)
+        return len(str(self.response)) + turns
 
 
 class ResponseStore:
-    """The last responses of a server.
+    """Last responses of a server.
 
     Args:
-        most: number of them.
+        most: largest number of responses.
     """
 
     def __init__(self, most: int) -> None:
@@ -51,7 +52,7 @@ class ResponseStore:
         self._known: OrderedDict[_Place, tuple[StoredResponse, int]] = OrderedDict()
 
     def put(self, stored: StoredResponse) -> None:
-        """Keep a response, in the place of an earlier one with its id."""
+        """Store a response; it replaces an earlier one with its id."""
         place, size = _place(stored.response["id"]), stored.size
         self._drop(place)
         self._known[place], self._bytes = (stored, size), self._bytes + size
@@ -59,7 +60,7 @@ class ResponseStore:
             self._drop(next(iter(self._known)))
 
     def drop(self, id_: str) -> None:
-        """Forget a response, if it is known."""
+        """Remove a response if it is stored."""
         self._drop(_place(id_))
 
     def _drop(self, place: _Place) -> None:
@@ -67,13 +68,13 @@ class ResponseStore:
             self._bytes -= self._known.pop(place)[1]
 
     def find(self, id_: str, param: str) -> StoredResponse:
-        """The response of an id.
+        """Stored response with an id.
 
         Args:
-            param: where the client named it.
+            param: field or path parameter with the id, for the error.
 
         Raises:
-            ApiError: there is none.
+            ApiError: no response of the client has the id.
         """
         if (place := _place(id_)) not in self._known:
             words = f"Response with id {id_[:100]!r} not found. The last {self._most} are kept, unless store is false"
@@ -81,7 +82,7 @@ class ResponseStore:
         return self._known[place][0]
 
     def conversation(self, id_: str) -> list[Turn]:
-        """The turns up to the end of a response that another one follows.
+        """Turns up to the end of a response, for a request that continues it.
 
         Raises:
             ApiError: there is no such response, or it is not complete.
@@ -93,10 +94,10 @@ class ResponseStore:
         return stored.turns
 
     def cancel(self, id_: str) -> dict[str, Any]:
-        """End the work on a response that is made in the background; return it.
+        """End the work on a response in the background, and return its object.
 
         Raises:
-            ApiError: there is no such response, or it was never made in the background.
+            ApiError: there is no such response, or it was not made in the background.
         """
         stored = self.find(id_, "response_id")
         if not stored.response["background"]:

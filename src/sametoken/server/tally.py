@@ -1,4 +1,4 @@
-"""Data behind the metrics: sums over requests, the engine's load, and histograms that are cheap to add to."""
+"""Data of the metrics: sums over requests, the engine's load, and histograms with cheap additions."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ class Totals(NamedTuple):
     """Sums over all requests so far: tokens and statistics of speculation.
 
     Attributes:
-        speculation: of every forward.
-        prompt_tokens, cached_tokens, generated: tokens.
+        speculation: statistics of all forwards.
+        prompt_tokens: number of prompt tokens.
+        cached_tokens: number of prompt tokens that were in the prefix cache.
+        generated: number of generated tokens.
     """
 
     speculation: SpeculationStats
@@ -33,11 +35,11 @@ class Snapshot(NamedTuple):
 
 
 class Tally:
-    """A histogram that is cheap to add to; not thread-safe.
+    """Histogram with cheap additions; not thread-safe.
 
     Args:
         bounds: upper ends of the buckets, ascending and inclusive.
-        counts: observations per bucket, one more for what is larger than all; None is none so far.
+        counts: observations per bucket, and at the end those above all bounds; None means no observations.
         total: sum of all observations.
     """
 
@@ -46,11 +48,11 @@ class Tally:
         self._counts = [0] * (len(self._bounds) + 1) if counts is None else list(counts)
 
     def add(self, value: float, times: int = 1) -> None:
-        """Count a value so many times."""
+        """Add `times` observations of a value."""
         self._counts[bisect_left(self._bounds, value)] += times
         self.total += value * times
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Prometheus' buckets: upper end, and how many observations are at most that."""
+        """Prometheus' buckets: upper end, and number of observations up to it."""
         labels = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         return list(zip(labels, map(float, accumulate(self._counts)), strict=True))

@@ -1,4 +1,4 @@
-"""Endpoints that answer with text: completions, chat completions, responses and messages, whole or as a stream."""
+"""Endpoints that generate text: completions, chat completions, responses and messages, whole or as a stream."""
 
 from __future__ import annotations
 
@@ -42,14 +42,17 @@ Keep = Callable[[dict[str, Any]], None]
 
 
 class ApiFormat(NamedTuple):
-    """One of the APIs in which text is asked for and replied.
+    """One API for the generation of text.
 
     Attributes:
-        name, purpose: of the endpoint, for the OpenAPI document.
-        body: what a request has. `prefix`: of the ids of replies, to the sign before their number.
-        words: word the reply.
-        anthropic: errors have Anthropic's envelope.
-        marked: whether a stream ends with OpenAI's mark. `measured`: whether replies may have metrics.
+        name: name of the endpoint in the OpenAPI document.
+        purpose: description of the endpoint in the OpenAPI document.
+        body: class of the request's body.
+        prefix: prefix of the ids of replies, including the separator.
+        words: class or function that makes the writer of the reply.
+        anthropic: True if errors have Anthropic's envelope.
+        marked: True if a stream ends with OpenAI's mark.
+        measured: True if replies can have timing metrics.
     """
 
     name: str
@@ -110,7 +113,7 @@ class TextApi(Api):
         return answer
 
     async def chat_batch(self, request: Request) -> Response:
-        """Continue several conversations, each in a choice of its own."""
+        """Continue several conversations, each in one choice."""
         body = await self._read(request, BatchChatRequest)
         begun, replies, fields = list[tuple[Job, Words]](), list[Mapping[str, Any]](), body.parts[0].request.fields
         self._worker.admit(len(body.parts))
@@ -147,7 +150,7 @@ class TextApi(Api):
                 made = await unless_gone(request.receive, aside(work, self._prompts.make, asked))
             elif request.state.is_long:
                 made = await unless_gone(request.receive, asyncio.to_thread(self._prompts.make, asked))
-            else:  # the event loop makes only those of a short prompt
+            else:  # a short prompt does not need a thread
                 made = self._prompts.make(asked)
         except RequestError as error:
             raise refused(error, asked.fields) from error
@@ -157,18 +160,18 @@ class TextApi(Api):
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
         if most is not None and room < most:
-            said = "%s: %s is %d and the context holds %d more; there the reply ends by length"
-            LOG.info(said, api.name, asked.fields["max_tokens"], most, room)
+            message = "%s: %s is %d, but the context has room for %d tokens; the reply will end by length there"
+            LOG.info(message, api.name, asked.fields["max_tokens"], most, room)
         try:
             words = self._words(api, body, asked, made, keep)
             measured = worker.config.enable_per_request_metrics and api.measured and len(job.requests) == 1
             return job, MeasuredWords(words, job.requests[0]) if measured else words
         except BaseException:
-            job.close()  # or its sequences would keep their places for ever
+            job.close()  # otherwise the sequences would never leave the queue
             raise
 
     async def _search(self, api: ApiFormat, request: Request, body: Any, asked: TextRequest) -> Response:
-        """The answer to a request for the likeliest outputs."""
+        """Reply to a request with beam search."""
         assert asked.beams is not None
         worker = self._worker
         worker.admit(asked.sequences)
@@ -182,7 +185,7 @@ class TextApi(Api):
         return JSONResponse(self._words(api, body, asked, made).whole(done))
 
     def _words(self, api: ApiFormat, body: Any, asked: TextRequest, made: Made, keep: Keep | None = None) -> Words:
-        """Wording of the reply to a request."""
+        """Writer of the reply to a request."""
         id_ = f"{api.prefix}{asked.id or secrets.token_hex(12)}"
         head = ReplyHead(id_, int(time.time()), self._names[0], self._usual, keep)
         return api.words(body, Source(head, self._tokenizer, made.requests, made.reader))
@@ -195,7 +198,7 @@ class TextApi(Api):
             raise ApiError(400, words, param="background")
         talk = asked.conversation
         assert talk is not None
-        own = 0 if body.instructions is None else 1  # instructions are this request's alone
+        own = 0 if body.instructions is None else 1  # instructions are for this request only
         if body.previous_response_id is not None:
             before = store.conversation(body.previous_response_id)
             talk = replace(talk, turns=[*talk.turns[:own], *before, *talk.turns[own:]])
@@ -208,7 +211,7 @@ class TextApi(Api):
         return asked, None if body.store is False else keep
 
     def _in_background(self, job: Job, words: Words, asked: TextRequest) -> Response:
-        """The answer to a request that nobody waits for, which is worked on meanwhile."""
+        """Reply at once to a request in the background, and start a task that completes the stored response."""
         stored = StoredResponse(dict(cast(Any, words).queued()), stop=job.close)
         answer, worker = JSONResponse(stored.response), self._worker
         worker.stored.put(stored)
@@ -237,15 +240,15 @@ class TextApi(Api):
         return answer
 
     async def response(self, response_id: str) -> Response:
-        """A response that is kept."""
+        """Stored response."""
         return JSONResponse(self._worker.stored.find(response_id, "response_id").response)
 
     async def cancel_response(self, response_id: str) -> Response:
-        """End the work on a response that is made in the background."""
+        """Cancel a response in the background."""
         return JSONResponse(self._worker.stored.cancel(response_id))
 
     async def delete_response(self, response_id: str) -> Response:
-        """Forget a response."""
+        """Delete a stored response."""
         stored = self._worker.stored.find(response_id, "response_id")
         if stored.response["background"]:
             self._worker.stored.cancel(response_id)

@@ -1,4 +1,4 @@
-"""A request for text in one form for all APIs: every body makes it, `prompts` reads it."""
+"""The form of a text request that all APIs share: bodies make it, and `prompts` converts it to engine requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.server.fields import Body
 from sametoken.server.threads import SideWork
 
-ROLES = {"developer": "system", "function": "tool"}  # by what templates call them
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # of Qwen's templates, of newer ones, of gpt-oss
-# Sampling parameters that go with a beam search; others would have to change the scores, which are those of the model.
+ROLES = {"developer": "system", "function": "tool"}  # roles in chat templates, for other names of them
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # fields of Qwen's templates, of newer ones, of gpt-oss
+# Sampling parameters that beam search supports; others change scores, but beams are ranked by the model's own scores.
 SEARCHED = (
     "n", "max_tokens", "logprobs", "stop_token_ids", "ignore_eos", "seed", "cache_salt", "temperature", "top_p",
     "top_k", "min_p", "skip_special_tokens", "speculative", "include_stop_str_in_output",
@@ -26,17 +26,19 @@ Function = Mapping[str, Any]  # name, description and parameters (a JSON schema)
 
 
 class Pieces(NamedTuple):
-    """A prompt of texts and token ids, one after the other; only the first one may get a begin token."""
+    """Prompt of texts and token ids in sequence; a begin token is added before the first part alone."""
 
     parts: tuple[str | int, ...]
 
 
 class Infill(NamedTuple):
-    """A prompt for a gap in a text.
+    """Prompt for a gap in a text.
 
     Attributes:
-        prefix, suffix: what stands before and after the gap. `begun`: the beginning of what fills it.
-        files: other files, each with its name.
+        prefix: text before the gap.
+        suffix: text after the gap.
+        begun: beginning of the text in the gap, which is given.
+        files: name and text of other files.
     """
 
     prefix: str
@@ -46,7 +48,7 @@ class Infill(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call that the assistant made; `arguments` is an object, or JSON as text."""
+    """Call that the assistant made; `arguments` is an object, or JSON as text."""
 
     id: str
     name: str
@@ -58,8 +60,12 @@ class Turn:
     """One message of a conversation.
 
     Attributes:
-        content: what is said, None where there is none. `thought`: what the assistant thought before it spoke.
-        name: of the speaker. `tool_call_id`: the call that this answers.
+        role: role in the conversation.
+        content: text, or None.
+        thought: the assistant's reasoning before the text, or None.
+        calls: calls of the assistant.
+        name: name of the speaker.
+        tool_call_id: id of the call whose result this message is.
     """
 
     role: str
@@ -70,17 +76,17 @@ class Turn:
     tool_call_id: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates read it: arguments as objects, thinking under every name that templates know it by."""
+        """Message for chat templates: arguments as objects, and the reasoning under all names that templates use."""
         content = "" if self.content is None and not self.calls else self.content
-        said: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
-        said |= dict.fromkeys(THOUGHTS, self.thought)
-        said |= {"name": self.name, "tool_call_id": self.tool_call_id}
+        message: dict[str, Any] = {"role": ROLES.get(self.role, self.role), "content": content}
+        message |= dict.fromkeys(THOUGHTS, self.thought)
+        message |= {"name": self.name, "tool_call_id": self.tool_call_id}
         if self.calls:
-            said["tool_calls"] = [
+            message["tool_calls"] = [
                 {"id": id_, "type": "function", "function": {"name": name, "arguments": _object(arguments)}}
                 for id_, name, arguments in self.calls
             ]
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in message.items() if value is not None}
 
 
 def _object(arguments: Any) -> Any:
@@ -96,8 +102,9 @@ class ToolUse(NamedTuple):
     """Functions that a reply may call.
 
     Attributes:
-        offered: functions that the model may call. `required`: those of which one must be called.
-        several: whether a reply may make more than one call.
+        offered: functions that the model may call.
+        required: functions of which one must be called; empty if no call is required.
+        several: True if a reply may have more than one call.
     """
 
     offered: Sequence[Function] = ()
@@ -109,11 +116,13 @@ class ToolUse(NamedTuple):
         """Return the tool use that the fields of a body define together.
 
         Args:
-            choice: "auto", "none", "required", or None. `named`: the function that must be called, None for any.
-            several: whether more than one call may be made, None where that was not said.
+            tools: functions in the body.
+            choice: "auto", "none", "required", or None.
+            named: name of the function that must be called; None for any.
+            several: True if more than one call is allowed; None for the default.
 
         Raises:
-            RequestError: together the fields make no sense.
+            RequestError: the fields contradict each other.
         """
         if not tools and (named is not None or choice not in (None, "none")):
             advice = "leave it out or give tools"
@@ -135,11 +144,13 @@ class ChatTalk:
     """Input of a chat template.
 
     Attributes:
+        turns: messages, the oldest first.
         options: variables of the template.
-        begins: whether the prompt ends with the beginning of a reply.
-        continues: whether the reply goes on with the last turn.
-        shows_thinking: whether the thinking stands in the reply.
-        most_thinking: tokens of it, None for as many as the model likes.
+        begins: True if the prompt ends with the header of a reply.
+        continues: True if the reply continues the last turn.
+        tools: functions for the template and for the reply.
+        shows_thinking: True if the reply has the reasoning.
+        most_thinking: largest number of reasoning tokens; None for no limit.
     """
 
     turns: Sequence[Turn]
@@ -152,16 +163,16 @@ class ChatTalk:
 
 
 class BeamSearch(NamedTuple):
-    """Search for the likeliest outputs in place of a draw; `length_penalty` is the power of their length in a rank."""
+    """Options of beam search; `length_penalty` is the power of the output's length by which its score is divided."""
 
     length_penalty: float
 
     @classmethod
     def of(cls, length_penalty: float | None, values: Mapping[str, Any], fields: Mapping[str, str]) -> BeamSearch:
-        """The search of a request with `values` and `fields`, see `TextRequest`.
+        """Beam search of a request with `values` and `fields`, see `TextRequest`.
 
         Raises:
-            RequestError: a parameter is set that no beam follows; names the first one.
+            RequestError: a sampling parameter is set that beam search does not support.
         """
         usual = SamplingParams()
         for name, value in values.items():
@@ -176,16 +187,18 @@ class TextRequest:
     """One request for text.
 
     Attributes:
-        values: what it sets of `SamplingParams`, by the keys of `from_mapping`.
-        fields: what the client calls each field that an error may name; "prompt" is what prompts are made from.
-        prompts: texts or token ids; none where there is a conversation.
-        special_tokens: whether tokens such as BOS are added to texts.
-        keep: tokens of each prompt that are kept, the last ones or, with `keeps_first`, the first ones; None keeps all,
-            -1 what fits the context beside the reply.
-        id: the client's, a part of the reply's. `user`: who asks, for the log.
-        biases: numbers that are added to the scores of tokens, by id, or by a text for all of its tokens.
-        forbids_end: whether no token that ends a reply may be drawn.
-        beams: search for the n likeliest outputs; None for draws.
+        values: sampling parameters of the request, by the keys of `SamplingParams.from_mapping`.
+        fields: names of the body's fields, by the names in the engine's errors; "prompt" is the field of the prompts.
+        prompts: prompts; empty if there is a conversation.
+        conversation: conversation to continue, or None.
+        special_tokens: True if tokens such as BOS are added to texts.
+        keep: number of tokens of each prompt to keep; None keeps all, -1 as many as fit the context with the reply.
+        keeps_first: True if `keep` applies to the first tokens, False for the last ones.
+        id: id from the client, a part of the reply's id.
+        user: name of the user, for the log.
+        biases: numbers that are added to logits, by token id, or by a text for all of its tokens.
+        forbids_end: True if end tokens may not be drawn.
+        beams: options of beam search; None for sampling.
     """
 
     values: Mapping[str, Any]
@@ -202,21 +215,21 @@ class TextRequest:
     beams: BeamSearch | None = None
 
     def with_biases(self, biases: Mapping[int | str, float], *, forbids_end: bool) -> TextRequest:
-        """The request with these biases."""
+        """Copy of the request with these biases."""
         return replace(self, biases=biases, forbids_end=forbids_end)
 
     def with_prompts(self, prompts: Sequence[Prompt | Pieces | Infill]) -> TextRequest:
-        """The request with these prompts."""
+        """Copy of the request with these prompts."""
         return replace(self, prompts=prompts)
 
     @property
     def sequences(self) -> int:
-        """Sequences that the engine has to hold."""
+        """Number of sequences of the request in the engine."""
         return max(1, len(self.prompts)) * int(self.values.get("n", 1))
 
     @property
     def work(self) -> SideWork | None:
-        """Side work of unknown duration that the request needs: a grammar or a chat template; None if neither."""
+        """Kind of work of unknown duration that the request needs: a grammar or a chat template; None if neither."""
         talk, form = self.conversation, self.values.get("structured_outputs")
         if (form is not None and not form.get("json_object")) or (talk is not None and talk.tools.required):
             return SideWork.GRAMMAR
@@ -232,7 +245,7 @@ class TextRequest:
 
 
 class TextBody(Body):
-    """A body that asks for text; to parse it makes the request too."""
+    """Base class of bodies for text; validation makes the text request too."""
 
     _request: TextRequest = PrivateAttr()
 

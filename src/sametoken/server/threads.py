@@ -1,7 +1,7 @@
-"""Threads for what the event loop must not wait for, such as tokenising a long text; the end of the process does not
-wait for them either.
+"""Threads for slow work such as the tokenisation of a long text, for which neither the event loop nor the end of the
+process waits.
 
-Python's own pool is joined when the loop closes and again at exit: one text of 8 MB held up a stop for half a minute.
+Python's own pool is joined when the loop closes and again at exit: one text of 8 MB delayed a stop by half a minute.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ _Job = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonPool(ThreadPoolExecutor):
-    """An executor that may be left while it works. Of `ThreadPoolExecutor` it has the name only, which loops demand.
+    """Executor of daemon threads, which end with the process.
+
+    It derives from `ThreadPoolExecutor` only because event loops require that class.
 
     Args:
-        threads: jobs that run at the same time; None is one per core, at most `MOST`.
+        threads: number of jobs that run at a time; None means one per core, at most `MOST`.
     """
 
     def __init__(self, threads: int | None = None) -> None:
         super().__init__()
-        # They compute: more than cores gain nothing, and a text of 8 MB takes a gigabyte while it is tokenised.
+        # More threads than cores gain nothing, and tokenisation of a text of 8 MB needs a gigabyte.
         self._count = threads or min(MOST, os.cpu_count() or 1)
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         for _ in range(self._count):
@@ -60,14 +62,14 @@ class DaemonPool(ThreadPoolExecutor):
 
 
 class SideWork(Enum):
-    """Jobs whose time is not known before they are done, with the number of threads of their own.
+    """Kinds of jobs of unknown duration; the value is the number of threads of the kind.
 
-    However many of them come at once, long prompts and /tokenize, which the loop's own pool does, do not wait for them.
+    Long prompts and /tokenize, which run in the event loop's own pool, do not wait for such jobs.
     """
 
-    GRAMMAR = 4  # most of them wait for a trial; see `engine.grammar_trial`
+    GRAMMAR = 4  # most of these jobs wait for a trial; see `engine.grammar_trial`
     TEMPLATE = 2
-    TEXT = 3  # of a tokenizer whose rules are of unknown cost
+    TEXT = 3  # texts for a tokenizer whose rules have an unknown cost
 
 
 @cache
@@ -76,6 +78,6 @@ def _pool(work: SideWork) -> DaemonPool:
 
 
 async def aside(work: SideWork, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, on threads that are kept for such work."""
+    """Call a function in a thread of its kind of work, and return the result, like `asyncio.to_thread`."""
     call = partial(contextvars.copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_pool(work), call)

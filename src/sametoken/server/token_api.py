@@ -15,7 +15,7 @@ from sametoken.server.api import Api
 from sametoken.server.chat_schema import DetokenizeRequest, TokenizeRequest
 from sametoken.server.errors import ApiError, misread
 
-PART = 2**16  # values that are spelled at once
+PART = 2**16  # values that one call converts to JSON
 
 
 class TokenApi(Api):
@@ -23,9 +23,9 @@ class TokenApi(Api):
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or of a conversation."""
-        return await self._said(await self._read(request, TokenizeRequest))
+        return await self._tokenized(await self._read(request, TokenizeRequest))
 
-    async def _said(self, body: TokenizeRequest) -> Response:
+    async def _tokenized(self, body: TokenizeRequest) -> Response:
         if body.messages is not None:
             _, ids = await self._prompts.rendered(body.talk, bool(body.add_special_tokens), "messages")
         else:
@@ -51,7 +51,7 @@ class TokenApi(Api):
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     async def tokenizer_info(self) -> Response:
-        """Special tokens, sizes and the chat template, as vLLM says it."""
+        """Special tokens, sizes and the chat template, in vLLM's form."""
         return JSONResponse({**self._tokenizer.info(), "model_max_length": self._worker.llm.max_seq_len})
 
     async def detokenize(self, request: Request) -> Response:
@@ -63,13 +63,13 @@ class TokenApi(Api):
 
 
 def long_reply(content: Mapping[str, Any]) -> Response:
-    """An object with long lists as an answer; for a thread, in which it lets others run."""
+    """Reply with an object that has long lists; to be called in a thread, where it lets other threads run."""
     spelled = ",".join(f"{json.dumps(name)}:{''.join(_spelled(value))}" for name, value in content.items())
     return Response(f"{{{spelled}}}", media_type="application/json")
 
 
 def _spelled(value: Any) -> Iterator[str]:
-    """A value as JSON, in parts: to spell a million numbers at once would hold Python's lock for 0.1 s."""
+    """JSON of a value, in parts: one call for a million numbers would occupy Python's global lock for 0.1 s."""
     if not isinstance(value, list):
         yield _spell(value)
         return

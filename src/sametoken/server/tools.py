@@ -1,8 +1,8 @@
-"""Calls of functions: the grammar of a reply that must make some, and a state machine that reads them as text streams.
+"""Tool calls: the grammar of a reply that must make some, and a state machine that reads them from streamed text.
 
-Models write calls as their chat template taught them: JSON objects between <tool_call> tags (Hermes, Qwen), or a reply
-that is nothing but JSON (Llama 3, Mistral), which some put into a fence of Markdown, also after words (Qwen2.5-Coder).
-All are read; which one is asked for, the template says.
+Models write calls in the form of their chat template: JSON objects between <tool_call> tags (Hermes, Qwen), or a reply
+of JSON alone (Llama 3, Mistral), which some put into a fence of Markdown, also after text (Qwen2.5-Coder). The reader
+accepts all forms; the grammar has the form of the chat template.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ from sametoken.engine.structural_tag import json_of, quoted
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_mark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FENCES = ("```json", "```tool_call", "```")  # around a reply that is nothing but calls; the longer ones first
-MARKS = ("<|python_tag|>", "[TOOL_CALLS]", *FENCES)  # what may stand before such a reply
-INNER = re.compile(f"{OPEN}|```(?:json|tool_call)")  # what a call within a text begins with
+FENCES = ("```json", "```tool_call", "```")  # fences around a reply of calls alone; the longer ones first
+MARKS = ("<|python_tag|>", "[TOOL_CALLS]", *FENCES)  # optional beginnings of such a reply
+INNER = re.compile(f"{OPEN}|```(?:json|tool_call)")  # beginnings of a call within a text
 INNER_MARKS = (OPEN, *FENCES[:2])
-# The beginning of a call up to its arguments, an object or a list, which are shown as they come from here on.
+# The beginning of a call up to its arguments, an object or a list; the arguments are streamed.
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=[{\[])')
 NAME = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")')
-NAMED = '{"name":"'  # the beginning of a call without space
-BETWEEN = " \t\r\n;,[]"  # what may stand between objects
+NAMED = '{"name":"'  # beginning of a call, without spaces
+BETWEEN = " \t\r\n;,[]"  # characters between objects
 START, TEXT, NEXT, OBJECT, VALUE, TAIL = range(6)
 
 
 class CallReader:
-    """Reader of one reply, which may come in pieces; the pieces that it makes do not depend on how the text is cut.
+    """Reader of one reply, which may come in pieces; its output does not depend on the pieces.
 
-    Text that may turn out to be a call waits; what is no call of a known function stays text.
+    Text that may be the beginning of a call is kept back; a text that is no call of a known function remains text.
 
     Args:
-        names: functions that may be called; without any, all is text.
-        several: whether more than the first call counts.
+        names: names of the functions that may be called; without names the whole reply is text.
+        several: True if a reply may have several calls; otherwise only the first one counts.
     """
 
     def __init__(self, names: Collection[str], several: bool = True) -> None:
         self._names, self._several = names, several
         self._state, self._calls = (START if names else TEXT), 0
-        self._rest = ""  # not decided yet
-        self._raw = ""  # what was passed on the way to a call and is text if there is none
+        self._rest = ""  # text that is not processed yet
+        self._raw = ""  # processed text that may belong to a call, and is content if there is no call
         self._space = ""  # space after text, which is dropped before a call
         self._fenced = False
-        self._inner = False  # in a fence within a text
+        self._inner = False  # True in a fence within a text
         self._scan = _Scan()
         self._scanned = 0
 
     def feed(self, text: str, done: bool = False) -> list[Piece]:
-        """The pieces that a text adds; `done` with the last one."""
+        """Pieces that a text adds; `done` is True with the last text."""
         if not self._names:
             return [Piece(CONTENT, text)] if text else []
         self._rest += text
@@ -62,10 +62,10 @@ class CallReader:
             pieces.append(Piece(CONTENT, self._space))
         return [piece for piece in pieces if piece.text or piece.kind == CALL]
 
-    # Each step takes some of the rest and says whether there may be more to take.
+    # Each step processes a part of the rest, and returns True if another step may be possible.
 
     def _start(self, pieces: list[Piece], done: bool) -> bool:
-        """At the beginning: is the reply nothing but calls?"""
+        """Step at the beginning of the reply, which may consist of calls alone."""
         text = self._rest.lstrip()
         mark = _begun(MARKS, text, done)
         if mark == "":
@@ -80,7 +80,7 @@ class CallReader:
         return True
 
     def _text(self, pieces: list[Piece], done: bool) -> bool:
-        """Text up to the next tag, or to a fence at the beginning of a line."""
+        """Step in text, up to the next tag, or to a fence at the beginning of a line."""
         marks = (found for found in INNER.finditer(self._rest) if found[0] == OPEN or self._begins_line(found.start()))
         mark = next(marks, None)
         end = mark.start() if mark else len(self._rest) - (0 if done else begun_mark(self._rest, INNER_MARKS))
@@ -100,10 +100,10 @@ class CallReader:
         return (self._rest[at - 1] if at else self._space[-1:]) == "\n"
 
     def _next(self, pieces: list[Piece], done: bool) -> bool:
-        """Between calls."""
+        """Step between calls."""
         self._pass(len(self._rest) - len(self._rest.lstrip(BETWEEN)))
         if self._fenced and (fence := _begun(FENCES, self._rest, done)) is not None:
-            if self._calls and not self._raw:  # it stands behind a call
+            if self._calls and not self._raw:  # the fence follows a call
                 self._rest = self._rest[len(fence) :]
                 self._state = TEXT if self._inner and fence == "```" else NEXT
             else:
@@ -120,7 +120,7 @@ class CallReader:
         return True
 
     def _object(self, pieces: list[Piece], done: bool) -> bool:
-        """At the beginning of an object that may be a call."""
+        """Step at the beginning of an object that may be a call."""
         if self._inner and not _may_call(self._rest, self._names):
             self._give_up()
             return True
@@ -146,21 +146,21 @@ class CallReader:
             self._give_up()
         else:
             self._call(made[0], pieces)
-            self._argue(made[1], pieces)
+            self._add_arguments(made[1], pieces)
             self._rest, self._state = self._rest[end:], NEXT
         return True
 
     def _value(self, pieces: list[Piece], done: bool) -> bool:
-        """Within the arguments."""
+        """Step within the arguments."""
         end = self._scan.feed(self._rest)
-        self._argue(self._rest if end < 0 else self._rest[:end], pieces)
+        self._add_arguments(self._rest if end < 0 else self._rest[:end], pieces)
         self._rest = "" if end < 0 else self._rest[end:]
         if end >= 0:
             self._state, self._scan = TAIL, _Scan(depth=1)
         return end >= 0
 
     def _tail(self, pieces: list[Piece], done: bool) -> bool:
-        """From the arguments to the end of the call."""
+        """Step from the end of the arguments to the end of the call."""
         end = self._scan.feed(self._rest)
         self._rest = "" if end < 0 else self._rest[end:]
         if end >= 0:
@@ -173,7 +173,7 @@ class CallReader:
             self._raw = ""  # between calls
 
     def _give_up(self) -> None:
-        """Treat what looked like a call as text; tags in this text are not parsed again."""
+        """Treat the text of a supposed call as content; its tags are not parsed again."""
         self._space += self._raw
         self._raw, self._state = "", TEXT
 
@@ -183,7 +183,7 @@ class CallReader:
         if self._several or self._calls == 1:
             pieces.append(Piece(CALL, name))
 
-    def _argue(self, text: str, pieces: list[Piece]) -> None:
+    def _add_arguments(self, text: str, pieces: list[Piece]) -> None:
         if self._several or self._calls == 1:
             pieces.append(Piece(ARGUMENTS, text))
 
@@ -221,7 +221,7 @@ class _Scan:
 
 
 def _begun(marks: Sequence[str], text: str, done: bool) -> str | None:
-    """The mark that a text begins with, "" where more text may make it one, None where there is none."""
+    """Mark at the beginning of a text; "" if the text is the beginning of a mark, None if it is not."""
     if not done and any(mark.startswith(text) and mark != text for mark in marks):
         return ""
     return next((mark for mark in marks if text.startswith(mark)), None)
@@ -235,7 +235,7 @@ def _loaded(text: str) -> Any:
 
 
 def _may_call(text: str, names: Collection[str]) -> bool:
-    """True if an object that begins so may be a call of a known function, whose name comes first."""
+    """Return True if an object with this beginning may be a call of a known function; the name must come first."""
     name = NAME.match(text)
     return _loaded(name[1]) in names if name else NAMED.startswith("".join(text[:200].split())[: len(NAMED)])
 
@@ -249,11 +249,12 @@ def _whole_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
 
 
 def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: bool = False) -> str:
-    """A grammar, in Lark's notation, of a call of one of these functions, or of one and more.
+    """Grammar, in Lark's notation, of a reply that calls one of these functions.
 
     Args:
-        functions: each with name and parameters, a JSON schema.
-        tagged: between <tool_call> tags, otherwise as Llama 3 writes it.
+        functions: functions, each with name and parameters (a JSON schema).
+        tagged: True for calls between <tool_call> tags, False for the form of Llama 3.
+        several: True if the reply may have several calls.
     """
     key = "arguments" if tagged else "parameters"
     before, after = (f"{OPEN}\n", f"}}\n{CLOSE}") if tagged else ("", "}")

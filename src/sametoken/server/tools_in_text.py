@@ -1,4 +1,4 @@
-"""Functions, their calls and results as plain messages, for chat templates that have no place for them."""
+"""Functions, their calls and results as plain messages, for chat templates that do not support them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from sametoken.server.tools import CLOSE, OPEN
 
-Said = dict[str, Any]  # a message as chat templates read it
-ASKS = """You may call functions. Each line between <tools> tags describes one of them, as JSON:
+TemplateMessage = dict[str, Any]  # message for chat templates
+INSTRUCTIONS = """You may call functions. Each line between <tools> tags describes one of them, as JSON:
 <tools>
 {tools}
 </tools>
@@ -20,25 +20,25 @@ To call a function, answer with nothing but its name and its arguments as JSON b
 The result is in the next message. If no function is of use, answer in words."""
 
 
-def tools_in_text(messages: Sequence[Said], tools: Sequence[Mapping[str, Any]]) -> list[Said]:
-    """The conversation with functions described in its system message, and calls and results as texts.
+def tools_in_text(messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
+    """Conversation with functions described in its system message, and with calls and results as texts.
 
     Args:
-        messages: oldest first. `tools`: as chat templates read them, none for a conversation that has only calls of
-            earlier messages.
+        messages: messages for chat templates, the oldest first.
+        tools: functions for chat templates; empty if the conversation has only calls of earlier messages.
     """
     found = [_plain(message) for message in messages]
     if not tools:
         return found
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    asks = ASKS.format(tools=listed, open=OPEN, close=CLOSE)
+    instructions = INSTRUCTIONS.format(tools=listed, open=OPEN, close=CLOSE)
     if found and found[0]["role"] == "system":
-        return [{**found[0], "content": f"{found[0].get('content') or ''}\n\n{asks}".lstrip()}, *found[1:]]
-    return [{"role": "system", "content": asks}, *found]
+        return [{**found[0], "content": f"{found[0].get('content') or ''}\n\n{instructions}".lstrip()}, *found[1:]]
+    return [{"role": "system", "content": instructions}, *found]
 
 
-def _plain(message: Said) -> Said:
-    """One message without a part that only templates with tools read."""
+def _plain(message: TemplateMessage) -> TemplateMessage:
+    """One message with its calls, or its result of a call, as text."""
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"}
     calls = message.get("tool_calls")

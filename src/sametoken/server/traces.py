@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry: a span per request, below it queue, prefill, decode, draft and verify of every sequence.
+"""Traces for OpenTelemetry: a span per request, with child spans queue, prefill, decode, draft and verify per sequence.
 
-Spans are made when a request is complete, from times that are taken anyway; without an endpoint nothing is done.
-opentelemetry is imported here only, and only where traces are asked for.
+Spans are made when a request is complete, from times that the engine records in any case. Only this module imports
+opentelemetry, and only if an endpoint for traces is configured.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sametoken.server.exchange import Exchange
 if TYPE_CHECKING:
     from sametoken.engine.request import Request
 
-DEFAULT_PATH = "/v1/traces"  # of a collector, where the endpoint names none
+DEFAULT_PATH = "/v1/traces"  # path of a collector whose endpoint has none
 
 
 class Interval(NamedTuple):
-    """A part of a request, in seconds on the clock of `time.perf_counter`."""
+    """Part of a request, with times in seconds of `time.perf_counter`."""
 
     name: str
     begin: float
@@ -29,11 +29,11 @@ class Interval(NamedTuple):
 
 
 class Traces:
-    """Exports a trace of every exchange that it records.
+    """Recorder of exchanges that exports a trace of each.
 
     Args:
         exporter: an OpenTelemetry `SpanExporter`.
-        model: the served name.
+        model: served name of the model.
     """
 
     def __init__(self, exporter: Any, model: str) -> None:
@@ -52,7 +52,7 @@ class Traces:
     def record(self, exchange: Exchange) -> None:
         """Make the spans of a complete exchange, in the trace that its `traceparent` names."""
         trace, now = self._trace, time.perf_counter()
-        epoch = time.time_ns() - int(now * 1e9)  # of the clock
+        epoch = time.time_ns() - int(now * 1e9)  # Unix time of the clock's zero, in nanoseconds
 
         def moment(seconds: float) -> int:
             return epoch + int(seconds * 1e9)
@@ -76,14 +76,14 @@ class Traces:
         span.end(moment(exchange.ended))
 
     def close(self) -> None:
-        """Export what is left; nothing is recorded afterwards."""
+        """Export the remaining spans; later exchanges are not recorded."""
         self._provider.shutdown()
 
 
 def intervals(request: Request, now: float) -> Iterator[Interval]:
-    """The parts of a sequence, as far as it came.
+    """Parts of a sequence, as far as it was computed.
 
-    `draft` and `verify` are sums over all steps that it took part in, laid end to end from its place in the batch on.
+    `draft` and `verify` are sums over all steps of the sequence; they follow each other from its place in the batch on.
     """
     end = request.finished or now
     yield Interval("queue", request.arrived, request.seated or end)
@@ -98,7 +98,7 @@ def intervals(request: Request, now: float) -> Iterator[Interval]:
 
 
 def _of_exchange(exchange: Exchange) -> dict[str, Any]:
-    """Attributes of a request: OpenTelemetry's names where it has some."""
+    """Attributes of a request's span, under OpenTelemetry's names if there are such."""
     about: dict[str, Any] = {
         "http.request.method": exchange.method,
         "url.path": exchange.path,
@@ -125,10 +125,10 @@ def _of_exchange(exchange: Exchange) -> dict[str, Any]:
 
 
 def exporter_of(endpoint: str) -> Any:
-    """An exporter to a collector over HTTP.
+    """Make an exporter to a collector over HTTP.
 
     Args:
-        endpoint: of the collector; without a path it is `DEFAULT_PATH`.
+        endpoint: URL of the collector; the default path is `DEFAULT_PATH`.
 
     Raises:
         ConfigError: opentelemetry is not installed.

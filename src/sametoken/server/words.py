@@ -1,6 +1,6 @@
-"""The protocol of the four forms of replies, and what they share: from the engine's output to JSON.
+"""The protocol of the writers of replies, which convert the engine's output to JSON, and their shared parts.
 
-An object is made for one request, and asked for the events of a stream, or at the end for the whole reply.
+A writer is made for one request; it returns the events of a stream, or the whole reply at the end.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Event = Mapping[str, Any]  # the JSON object of a server-sent event
 
 
 class Words(Protocol):
-    """The words of one request.
+    """Writer of the reply to one request.
 
     Attributes:
-        reading: returns events about a prompt that is being read, since its previous call; None to send none.
+        reading: function that returns the events about a prompt being read since its previous call; None for no events.
     """
 
     reading: Callable[[], list[Event]] | None = None
@@ -32,15 +32,15 @@ class Words(Protocol):
         ...
 
     def delta(self, chunk: Chunk) -> list[Event]:
-        """The events of a chunk."""
+        """Events of a chunk."""
         ...
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
-        """Events after the last chunk; completions in the order in which they ended."""
+        """Events after the last chunk; `completions` are in the order of their ends."""
         ...
 
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
-        """The reply to a request that did not stream; completions in order of prompt and choice."""
+        """Whole reply to a request without a stream; `completions` are ordered by prompt and choice."""
         ...
 
 
@@ -48,8 +48,8 @@ class Usual(NamedTuple):
     """Defaults of replies for options that a request does not set.
 
     Attributes:
-        always_usage: every chunk has usage, even if the request sets otherwise.
-        numbers: tokens are reported by number.
+        always_usage: True if every chunk has usage, even if the request sets otherwise.
+        numbers: True if tokens are reported by id.
     """
 
     always_usage: bool = False
@@ -68,9 +68,11 @@ class ReplyHead:
     """Fields at the beginning of every object of a reply.
 
     Attributes:
-        id: of the reply. `created`: Unix seconds. `model`: the served name.
-        usual: what the server adds to replies.
-        keep: callback that receives a whole response, None for no callback.
+        id: id of the reply.
+        created: time of the reply, in Unix seconds.
+        model: served name of the model.
+        usual: defaults of the server for replies.
+        keep: callback that receives a whole response, or None.
     """
 
     id: str
@@ -84,11 +86,13 @@ class ReplyHead:
 
 
 class Source(NamedTuple):
-    """Data from which a reply is worded, besides the body of the request.
+    """Data for a reply, in addition to the body of the request.
 
     Attributes:
-        requests: in the engine, by prompt, then by choice.
-        reader: separates thinking and calls in the text from content.
+        head: first fields of every object of the reply.
+        tokenizer: converter of token ids to bytes.
+        requests: engine requests, one for each choice of each prompt, ordered by prompt.
+        reader: separates reasoning and calls in the text from content.
     """
 
     head: ReplyHead
@@ -101,10 +105,13 @@ class Progress:
     """Progress of the choices of a stream, and the usage that its events report.
 
     Args:
-        body: of the request, which asks for usage or does not. `source`: of its reply.
+        body: body of the request, with its options for usage.
+        source: data for the reply.
 
     Attributes:
-        at_end: whether a last event has the usage of all. `always`: whether every event has that of its choice.
+        at_end: True if a last event has the usage of all choices.
+        always: True if every event has the usage of its choice.
+        tokens: number of generated tokens so far, by place of the choice.
     """
 
     def __init__(self, body: Generation, source: Source) -> None:
@@ -113,24 +120,24 @@ class Progress:
         self.always = self.at_end and (bool(asked.continuous_usage_stats) or source.head.usual.always_usage)
         self._prompts = [len(request.prompt_ids) for request in requests]
         self._silent = {"usage": None} if self.at_end else {}
-        self.tokens: dict[int, int] = {}  # generated so far, by place of the choice
+        self.tokens: dict[int, int] = {}
 
     def count(self, event: dict[str, Any], place: int, tokens: int) -> None:
-        """Add the tokens of an event, and put usage into it where that is asked for."""
+        """Add the number of tokens of an event, and add the field `usage` to the event if its stream has one."""
         self.tokens[place] = self.tokens.get(place, 0) + tokens
         event |= self.usage(place) if self.always else self._silent
 
     def usage(self, place: int) -> dict[str, Any]:
-        """The usage of one choice so far, as vLLM has it in every chunk, or OpenAI's null where only the end has it."""
+        """Field `usage` of one choice so far: numbers, null if only the last event has numbers, or no field."""
         if not self.always:
             return self._silent
         return {"usage": usage(self._prompts[place], self.tokens.get(place, 0))}
 
 
 def parts(chunk: Chunk) -> tuple[Chunk, Chunk]:
-    """The last chunk of a choice as one with all that it says, and an empty one that ends the choice.
+    """Split the last chunk of a choice into one with its text and tokens, and an empty one with the finish reason.
 
-    Clients stop at the reason that a choice ended, and would miss text beside it.
+    Clients stop reading at the finish reason, and would miss text in its chunk.
     """
     nothing = replace(
         chunk, text="", token_ids=[], origins=[], rejected=[], logprobs=None, steps=None if chunk.steps is None else []
@@ -139,9 +146,9 @@ def parts(chunk: Chunk) -> tuple[Chunk, Chunk]:
 
 
 def end(choice: dict[str, Any], completion: Completion | None, calls: Sequence[Any] = ()) -> dict[str, Any]:
-    """Set why a choice ended, and vLLM's `stop_reason`: the stop string or token id that ended it.
+    """Set `finish_reason` of a choice, and vLLM's `stop_reason`: the stop string or token id that ended the choice.
 
-    A reply with cut-off calls has the same reason as other cut-off text.
+    A reply whose calls are cut off has the finish reason "length", like other text.
     """
     if completion is None:
         choice["finish_reason"] = None

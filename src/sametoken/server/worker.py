@@ -1,6 +1,6 @@
-"""Between HTTP and the engine: who is let in, how long it may take, what is counted, and how it ends.
+"""Connection of the endpoints to the engine: admission, time limits, metrics, and the end of requests.
 
-Everything here runs on the event loop; the engine has a thread of its own behind `AsyncLLM`.
+This module runs on the event loop; the engine has a thread of its own behind `AsyncLLM`.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from sametoken.server.metrics import Metrics
 from sametoken.server.stored import ResponseStore
 from sametoken.server.tally import Totals
 
-DOZE_S = 1.0  # between two looks at whether nobody asks, at most
+DOZE_S = 1.0  # seconds between two checks for open requests, at most
 _RECENT = 0.9  # weight of the past in the average time of a request
 
 
 class Worker:
-    """The engine as the endpoints see it.
+    """Interface of the endpoints to the engine.
 
     Args:
-        engine: serves requests.
-        config: limits.
-        metrics: count what happens.
+        engine: the engine.
+        config: configuration of the server, with its limits.
+        metrics: metrics of the server.
     """
 
     def __init__(self, engine: AsyncLLM, config: ServerConfig, metrics: Metrics) -> None:
         self.engine, self.config, self.metrics = engine, config, metrics
         self.draining, self.stored = False, ResponseStore(config.max_stored_responses)
-        self.background: set[asyncio.Task[None]] = set()  # work that no client waits for
+        self.background: set[asyncio.Task[None]] = set()  # tasks for which no client waits
         self._jobs: set[Job] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._done = Totals(SpeculationStats(""), 0, 0, 0)
-        self._seconds = 1.0  # of a request, on average
-        self.longest = 0  # tokens of a request that ended, prompt and output
+        self._seconds = 1.0  # average duration of a request
+        self.longest = 0  # largest number of tokens, prompt and output, of a request that ended
         self._counted: tuple[float, ...] = ()
         self.sleeping = False
         self._used = time.monotonic()
@@ -55,7 +55,7 @@ class Worker:
         metrics.watch_engine(engine.llm.engine, engine.llm.max_seq_len)
 
     def wake(self) -> None:
-        """Somebody asks for something that needs the model."""
+        """Record the use of the model by a request, which ends the sleep of an idle server."""
         self._used, self.sleeping = time.monotonic(), False
 
     def _doze(self, seconds: float) -> None:
@@ -66,7 +66,7 @@ class Worker:
         if left <= 0 and not self.sleeping and self.ready:
             self.sleeping = True
             given = asyncio.ensure_future(self.engine.call(lambda: self.llm.engine.give_back(files=True)))
-            given.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asks next is told
+            given.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next request reports it
         asyncio.get_running_loop().call_later(max(left, min(seconds, DOZE_S)), self._doze, seconds)
 
     @property
@@ -80,11 +80,11 @@ class Worker:
 
     @property
     def capacity(self) -> int:
-        """Sequences that may run and wait."""
+        """Number of sequences that may run and wait, at most."""
         return self.llm.engine.max_batch_size + self.config.max_queue
 
     def admit(self, sequences: int) -> None:
-        """Refuse so many sequences where they cannot be served now.
+        """Check that so many sequences can be served now.
 
         Raises:
             ApiError: the server stops, or its queue is full or too short.
@@ -94,8 +94,8 @@ class Worker:
         if sequences > self.capacity:
             raise ApiError(
                 400,
-                f"the request asks for {sequences} sequences (prompts times n or best_of), the server holds "
-                f"{self.capacity}; ask for fewer",
+                f"the request has {sequences} sequences (prompts times n or best_of), the server holds at most "
+                f"{self.capacity}; send fewer",
                 param="n",
             )
         present = sum(job.chunks.left for job in self._jobs)
@@ -112,10 +112,10 @@ class Worker:
             )
 
     def take(self, requests: Sequence[Request]) -> Job:
-        """Take in the requests of a client, which are to be closed by whoever asked.
+        """Submit a client's requests to the engine; the caller must close the returned job.
 
         Raises:
-            ApiError: others came meanwhile, so that they cannot be served now.
+            ApiError: the queue became full since `admit`, or the server stops.
         """
         self.admit(len(requests))
         if (exchange := CURRENT.get()) is not None:
@@ -128,7 +128,7 @@ class Worker:
         return job
 
     def finish(self, job: Job) -> None:
-        """The job is over, one way or another."""
+        """Record the end of a job."""
         if job not in self._jobs:
             return
         self._jobs.remove(job)
@@ -141,7 +141,10 @@ class Worker:
             self._idle.set()
 
     async def drain(self, hurry: asyncio.Event) -> None:
-        """Take nothing new and let open requests end; after the deadline, or in a hurry, they end with an error."""
+        """Refuse new requests and wait for the end of open ones.
+
+        After the deadline, or when `hurry` is set, open requests end with an error.
+        """
         self.draining = True
         waits = {asyncio.ensure_future(event.wait()) for event in (self._idle, hurry)}
         _, pending = await asyncio.wait(waits, timeout=self.config.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +156,7 @@ class Worker:
         return _sum(self._done, [request for job in self._jobs for request in job.requests])
 
     def since(self, *sums: float) -> list[float]:
-        """Increase of each sum since the previous call, the interval that llama-server's speeds cover."""
+        """Increase of each sum since the previous call, for the speeds in llama-server's metrics."""
         before, self._counted = self._counted or (0.0,) * len(sums), sums
         return [now - then for now, then in zip(sums, before, strict=True)]
 
@@ -162,12 +165,12 @@ class Worker:
 
     @property
     def requests(self) -> list[Request]:
-        """Sequences that are being served or wait."""
+        """Sequences that run or wait."""
         return [request for job in self._jobs for request in job.requests if request.finished is None]
 
     @property
     def open_requests(self) -> int:
-        """Requests of clients that are being served or wait for it."""
+        """Number of clients' requests that run or wait."""
         return len(self._jobs)
 
     def count(self, error: ApiError) -> None:
@@ -176,24 +179,24 @@ class Worker:
 
 
 class Job:
-    """One request of a client, to be closed when nobody waits for it any more.
+    """One client's request in the engine, which must be closed at its end.
 
     Attributes:
-        requests: by prompt, then by choice.
-        chunks: what the engine emits for them; `errors.worded` has words for what they raise.
+        requests: engine requests, one for each choice of each prompt, ordered by prompt.
+        chunks: iterator of the engine's chunks for the requests; `errors.worded` converts its exceptions.
     """
 
     def __init__(self, worker: Worker, requests: Sequence[Request]) -> None:
         self.worker, self.requests = worker, requests
         self.chunks = worker.engine.run(requests, worker.config.request_timeout)
         self._choices = requests[0].params.n
-        self._emitted: dict[int, float] = {}  # when each sequence emitted last
+        self._emitted: dict[int, float] = {}  # time of the last emission of each sequence
 
     def saw(self, chunk: Chunk) -> None:
-        """Count a chunk; to be called for every one.
+        """Count a chunk in the metrics; must be called for every chunk.
 
         Raises:
-            SametokenError: the engine ended the sequence with it.
+            SametokenError: the engine ended the sequence with this error.
         """
         if chunk.token_ids:
             place, now = chunk.index * self._choices + chunk.choice, time.perf_counter()
@@ -206,13 +209,13 @@ class Job:
             raise chunk.completion.error
 
     def close(self) -> None:
-        """Cancel what is not finished, and let the worker know that nobody waits for this any more."""
+        """Cancel the sequences that have not ended, and report the end of the job to the worker."""
         self.chunks.close()
         self.worker.finish(self)
 
 
 def _sum(done: Totals, requests: Sequence[Request]) -> Totals:
-    """Totals with these requests added; nothing is changed."""
+    """New totals, with these requests added."""
     stats = SpeculationStats("")
     for each in (done.speculation, *(request.stats for request in requests)):
         stats.add(each)

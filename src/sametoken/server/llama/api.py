@@ -1,4 +1,4 @@
-"""llama-server's endpoints: its own, and OpenAI's without /v1, which answer any model name."""
+"""Endpoints of llama-server: its own, and OpenAI's without /v1; they accept any name of the model."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Endpoint = Callable[..., Awaitable[Response]]
 
 
 def llama_format(api: ApiFormat, slots: Slots, verbose: bool) -> ApiFormat:
-    """An API of OpenAI's with llama-server's fields and what it adds to replies."""
+    """Extend an API of OpenAI with llama-server's fields of requests and replies."""
 
     def words(body: Any, source: Any) -> LlamaWords:
         return LlamaWords(api.words(body, source), body, source, slots, verbose)
@@ -56,17 +56,18 @@ def llama_format(api: ApiFormat, slots: Slots, verbose: bool) -> ApiFormat:
 
 
 class AnyModel(Api):
-    """Endpoints that answer whatever model a request names."""
+    """Base class of endpoints that accept any name of the model."""
 
     def _check_model(self, model: str | None) -> None:
-        """Nothing: there is one model."""
+        """Accept any name, because there is one model."""
 
 
 class LlamaText(AnyModel, TextApi):
     """Endpoints that continue a prompt or a conversation.
 
     Args:
-        worker, names: see `Api`. `slots`: remember which sequence has which.
+        worker, names: see `Api`.
+        slots: record of the sequence in each slot.
     """
 
     def __init__(self, worker: Worker, names: Sequence[str], slots: Slots) -> None:
@@ -74,15 +75,15 @@ class LlamaText(AnyModel, TextApi):
         self._slots = slots
 
     def plain(self, api: ApiFormat) -> ApiFormat:
-        """An API of OpenAI's in llama-server's words."""
+        """API of OpenAI with llama-server's extensions."""
         return llama_format(api, self._slots, self._worker.config.verbose)
 
     def native(self, name: str, body: type[NativeRequest], purpose: str) -> ApiFormat:
-        """An API of llama-server's own."""
+        """API of llama-server that OpenAI does not have."""
         return ApiFormat(name, purpose, body, "cmpl", partial(NativeWords, slots=self._slots), marked=False)
 
     def formats(self) -> Mapping[str, ApiFormat]:
-        """OpenAI's APIs that have a path without /v1."""
+        """APIs of OpenAI at paths without /v1, by path."""
         return {"/chat/completions": self.plain(CHAT), "/responses": self.plain(RESPONSES)}
 
     async def response_tokens(self, request: Request) -> Response:
@@ -99,7 +100,7 @@ class LlamaText(AnyModel, TextApi):
         return JSONResponse({"input_tokens": len(ids)})
 
     async def apply_template(self, request: Request) -> Response:
-        """A conversation as the model reads it."""
+        """Prompt text that the chat template makes of a conversation."""
         body = await self._read(request, ApplyTemplateRequest)
         text, _ = await self._prompts.rendered(body.talk, body.request.special_tokens, "messages")
         return JSONResponse({"prompt": text})
@@ -113,7 +114,7 @@ class LlamaTokens(AnyModel, TokenApi):
         body = await self._read(request, LlamaTokenizeRequest)
         if body.content is None:
             Api._check_model(self, body.model)
-            return await self._said(body)
+            return await self._tokenized(body)
         return await asyncio.to_thread(self._content_reply, body)
 
     def _content_reply(self, body: LlamaTokenizeRequest) -> Response:
@@ -153,12 +154,12 @@ class LlamaAbout(AnyModel):
         self._info, self._created = info, int(time.time())
 
     async def health(self) -> Response:
-        """200 while requests are taken, 503 while the server stops or if the engine failed."""
+        """Status 200 while requests are accepted; 503 while the server stops or if the engine failed."""
         ready = self._worker.ready
         return JSONResponse({"status": "ok" if ready else "stopping"}, 200 if ready else 503)
 
     async def models(self) -> Response:
-        """The one model with all of its names."""
+        """List with the one model and all of its names."""
         llm, names = self._worker.llm, sorted(self._names)
         config = llm.config
         model = {
@@ -194,16 +195,16 @@ class LlamaAbout(AnyModel):
         return settings(request)
 
     async def change_props(self, request: Request) -> Response:
-        """No property can be changed: a 501."""
+        """Status 501, because no property can be changed."""
         raise not_supported("properties cannot be changed while the server runs; give options at its start")
 
 
 class LlamaEmbedding(AnyModel, EmbeddingApi):
-    """Embeddings."""
+    """Endpoint for embeddings that accepts any name of the model."""
 
 
 def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) -> list[tuple[str, str, Endpoint]]:
-    """Method, path and what answers of llama-server's own paths, and of OpenAI's where all is in its words."""
+    """Method, path and endpoint of llama-server's paths; with `any_model` of OpenAI's extended paths too."""
     slots = Slots(worker.llm.engine.max_batch_size)
     text, tokens, about = LlamaText(worker, names, slots), LlamaTokens(worker, names), LlamaAbout(worker, names, info)
     embedding, places = LlamaEmbedding(worker, names), SlotApi(worker, names, slots)
@@ -233,5 +234,5 @@ def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) 
 
 
 def speaks_llama(path: str) -> bool:
-    """True if a path belongs to llama-server alone."""
+    """Return True if a path belongs to llama-server alone."""
     return path in PATHS or path.startswith(tuple(f"{each}/" for each in PATHS))

@@ -1,4 +1,4 @@
-"""Values as llama-server's bodies spell them: prompts, biases, seeds, and grammars in GBNF."""
+"""Types of values in llama-server's bodies: prompts, biases, seeds, and grammars in GBNF."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sametoken.engine.gbnf import lark_of_gbnf
 from sametoken.errors import RequestError
 from sametoken.server.text_request import Pieces
 
-RANDOM_SEEDS = (-1, 2**32 - 1)  # llama-server's words for a seed that the server chooses
+RANDOM_SEEDS = (-1, 2**32 - 1)  # values with which llama-server chooses a seed
 TEXT, MEDIA = "prompt_string", "multimodal_data"
 MOST_PROMPTS = 1024
 
 
 def lark_of(gbnf: str) -> str:
-    """llama.cpp's grammar notation as Lark's.
+    """Convert a grammar from llama.cpp's notation, GBNF, to Lark's.
 
     Raises:
-        RequestError: it is no such grammar.
+        RequestError: the text is not a grammar in GBNF, or too long.
     """
     try:
         return lark_of_gbnf(gbnf)
@@ -28,7 +28,7 @@ def lark_of(gbnf: str) -> str:
 
 
 def one_prompt(given: object) -> object:
-    """A prompt as text, token ids, or pieces of both."""
+    """Prompt of one of llama-server's forms, as text or as `Pieces` of texts and token ids."""
     if isinstance(given, dict):
         if given.get(MEDIA):
             raise ValueError("expected no multimodal_data: this model reads text only")
@@ -42,7 +42,10 @@ def one_prompt(given: object) -> object:
 
 
 def _llama_prompts(given: object) -> object:
-    """One prompt or several: a list whose members are lists, objects, or nothing but texts."""
+    """List of prompts, from one prompt or several.
+
+    A list is several prompts if one of its members is a list or an object, or if all are texts.
+    """
     if not isinstance(given, list):
         return [one_prompt(given)]
     if not 0 < len(given) <= MOST_PROMPTS and not all(isinstance(each, int) for each in given):
@@ -52,7 +55,7 @@ def _llama_prompts(given: object) -> object:
 
 
 def _biases(given: object) -> object:
-    """llama-server's forms of biases: a list of [token or text, bias or false], or an object."""
+    """Biases by token id or text, from a list of [token id or text, bias or false] or from an object."""
     if isinstance(given, dict):
         given = [[key, value] for key, value in given.items()]
     if not isinstance(given, list):
@@ -86,7 +89,7 @@ LlamaSeed = Annotated[int, AfterValidator(_seed)]
 
 
 def predicted(n_predict: int | None, otherwise: int | None) -> int | None:
-    """Most tokens of a reply; None for the context."""
+    """Largest number of tokens of a reply, `otherwise` without `n_predict`; None means up to the end of the context."""
     if n_predict is None:
         return otherwise
     return None if n_predict < 0 else max(1, n_predict)

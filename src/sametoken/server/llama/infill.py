@@ -1,4 +1,4 @@
-"""Prompts for a gap in a text: marks of the vocabulary around what stands before and after it.
+"""Prompts for a gap in a text (fill in the middle): the texts before and after it, with marks of the vocabulary.
 
 Source: llama.cpp's format_infill (server-common.cpp), which finds marks by the same names (llama-vocab.cpp).
 """
@@ -11,10 +11,10 @@ from typing import NamedTuple, Protocol
 from sametoken.errors import RequestError
 from sametoken.server.text_request import Infill
 
-BUDGET = 2048  # tokens of the file around the gap, at most: three quarters before it, one behind
+BUDGET = 2048  # tokens of the file around the gap, at most: three quarters before the gap, one quarter after it
 SNIPPET = "\n\n--- snippet ---\n\n"
-# Spellings of marks in vocabularies: before the prefix, before the suffix, before the middle. A checkpoint may name its
-# own (`fim_pre_token` and others), which count first.
+# Spellings of the marks before the prefix, the suffix and the middle. A checkpoint may name its own marks
+# (`fim_pre_token` and others), which have priority.
 PREFIX = (
     "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
     "<|code_prefix|>", "[PREFIX]",
@@ -32,7 +32,7 @@ PAD = ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>")
 
 
 class Marks(NamedTuple):
-    """Token ids of a vocabulary's marks; None where it has none.
+    """Token ids of a vocabulary's marks; None for an optional mark that the vocabulary does not have.
 
     Attributes:
         end_ids: marks that end a reply.
@@ -47,14 +47,14 @@ class Marks(NamedTuple):
 
 
 class Vocabulary(Protocol):
-    """Tokens by their spelling, and by the names that the checkpoint gives some."""
+    """Look-up of token ids, by the token's text or by a name in the checkpoint."""
 
     def token_id(self, text: str) -> int | None: ...
     def named_id(self, name: str) -> int | None: ...
 
 
 def find_marks(vocabulary: Vocabulary) -> Marks | None:
-    """The marks of a vocabulary; None where a text cannot be filled in."""
+    """Find the marks of a vocabulary; None if the vocabulary does not support a gap."""
 
     def first(name: str, spellings: Sequence[str]) -> int | None:
         found = (vocabulary.named_id(name), *map(vocabulary.token_id, spellings))
@@ -72,11 +72,12 @@ def find_marks(vocabulary: Vocabulary) -> Marks | None:
 def infill_ids(
     asked: Infill, marks: Marks | None, encode: Callable[[str], list[int]], begin: Sequence[int], context: int
 ) -> list[int]:
-    """The prompt of a gap.
+    """Token ids of the prompt for a gap.
 
     Args:
-        encode: the tokens of a text, without BOS. `begin`: BOS, where the model wants it.
-        context: tokens of prompt and reply together.
+        encode: tokenizer of a text, without BOS.
+        begin: BOS if the model's prompts begin with it, else empty.
+        context: largest number of tokens of prompt and reply together.
 
     Raises:
         RequestError: the vocabulary has no marks.

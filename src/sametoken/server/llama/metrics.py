@@ -1,4 +1,4 @@
-"""The metrics that llama-server's dashboards read, under its names, from the numbers that ours are made of."""
+"""Metrics of llama-server, under its names, for its dashboards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LLAMACPP = "llamacpp:"
 
 
 def metrics_text(worker: Worker) -> str:
-    """Lines in Prometheus' text format."""
+    """All metrics in Prometheus' text format."""
     lines = []
     for kind, name, value, purpose in _metrics(worker):
         lines += [
@@ -38,13 +38,13 @@ def _metrics(worker: Worker) -> Iterator[tuple[str, str, float, str]]:
     yield "counter", "spec_decode_num_accepted_tokens_total", stats.accepted, "Draft tokens that became output."
     new_read, new_reading, new_tokens, new_decoding = worker.since(read, reading, totals.generated, decoding)
     speed = new_read / new_reading if new_reading else 0
-    yield "gauge", "prompt_tokens_seconds", speed, "Prompt tokens a second, since this was asked last."
+    yield "gauge", "prompt_tokens_seconds", speed, "Prompt tokens per second since the previous scrape."
     speed = new_tokens / new_decoding if new_decoding else 0
     yield (
         "gauge",
         "predicted_tokens_seconds",
         speed,
-        "Generated tokens a second, since this was asked last.",
+        "Generated tokens per second since the previous scrape.",
     )
     running = len([request for request in worker.requests if request.row is not None])
     yield "gauge", "requests_processing", running, "Requests that have a place in the batch."

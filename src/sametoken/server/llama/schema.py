@@ -1,4 +1,4 @@
-"""Bodies of llama-server's requests: what it takes besides OpenAI's fields, and its own /completion and /infill."""
+"""Bodies of llama-server's requests: its additions to OpenAI's fields, and its own /completion and /infill."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sametoken.server.responses_schema import ResponsesRequest
 from sametoken.server.schema import CompletionRequest, Generation
 from sametoken.server.text_request import ChatTalk, Infill
 
-# Samplers that are not here, with the values that turn them off.
+# Options of samplers that are not implemented, with the permitted values, which turn them off.
 OFF: dict[str, tuple[float, ...]] = {"mirostat": (0,), "adaptive_target": (-1,)}
 SAMPLERS = (
     "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "typical_p", "top_p", "min_p", "xtc", "temperature", "temp",
@@ -36,7 +36,7 @@ SAMPLERS = (
 
 
 class ShapingFields(Body):
-    """The fields of `Shaping`, which has their meaning, and an older name of one."""
+    """Fields of `options.shaping.Shaping`, and an older name of one."""
 
     typical_p: float | None = None
     """keep the tokens whose information is nearest to the expected one, up to this probability; 1 is off."""
@@ -55,7 +55,7 @@ class ShapingFields(Body):
     repeat_last_n: int | None = None
     """number of newest tokens that penalties count; 0 counts none, -1 all."""
     dry_multiplier: float | None = None
-    """what a token loses that would make a repeated sequence longer; 0 is off."""
+    """number that is subtracted from the score of a token that would make a repeated sequence longer; 0 is off."""
     dry_base: float | None = None
     """factor of that for each token of the sequence beyond `dry_allowed_length`."""
     dry_allowed_length: int | None = None
@@ -75,7 +75,7 @@ class ShapingFields(Body):
 
 
 class Telemetry(Body):
-    """Cost data that a request asks for in its reply."""
+    """Options for timings and progress in the reply, and for the slot of the request."""
 
     timings_per_token: bool | None = None
     """have `timings` in every chunk."""
@@ -117,7 +117,10 @@ class LlamaFields(Telemetry, ShapingFields, Generation):
     @model_validator(mode="before")
     @classmethod
     def _own_format(cls, given: Any) -> Any:
-        """A schema may stand beside the type `json_object` and needs no name; no tools are as good as none."""
+        """Convert llama-server's forms of `response_format` to OpenAI's, and drop an empty list of tools.
+
+        llama-server accepts a schema with the type `json_object`, and a schema without a name.
+        """
         if isinstance(given, dict) and given.get("tools") == []:
             given = {name: value for name, value in given.items() if name != "tools"}
         asked = given.get("response_format") if isinstance(given, dict) else None
@@ -181,9 +184,10 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
 
     @property
     def talk(self) -> ChatTalk:
-        """The conversation, with today's date for the template, and the functions as JSON for one that lists them so.
+        """Conversation with llama-server's variables of chat templates: today's date, and the functions as JSON.
 
-        A last turn of the assistant is gone on with, unless the request says otherwise.
+        The reply continues a last turn of the assistant, unless the request sets `continue_final_message` or
+        `add_generation_prompt`.
         """
         now = datetime.now()
         today = {"date_string": now.strftime("%d %b %Y"), "datetime": now.strftime("%b %d %Y")}
@@ -257,7 +261,7 @@ class NativeRequest(LlamaFields):
 
 
 class ExtraFile(Body):
-    """A file that the model may look at."""
+    """Another file of the project, as context for the model."""
 
     model_config = ConfigDict(extra="ignore")
     filename: str | None = None
@@ -267,10 +271,10 @@ class ExtraFile(Body):
 
 
 class InfillRequest(NativeRequest):
-    """The body of POST /infill: what stands before and after the gap, and other files."""
+    """The body of POST /infill: the texts before and after the gap, and other files."""
 
     prompt: LlamaPrompts = Field(default_factory=lambda: [""])
-    """what already stands in the gap's first line."""
+    """beginning of the gap's first line, which is given."""
     input_prefix: str = ""
     """text before the gap."""
     input_suffix: str = ""
@@ -280,10 +284,10 @@ class InfillRequest(NativeRequest):
 
     @model_validator(mode="after")
     def _gap(self) -> Self:
-        """Make the one prompt."""
+        """Make the request's prompt from the texts around the gap."""
         (begun,) = self.prompt if len(self.prompt) == 1 else (None,)
         if not isinstance(begun, str):
-            raise RequestError("expected one text", field="prompt", advice="send what stands in the gap's first line")
+            raise RequestError("expected one text", field="prompt", advice="send the beginning of the gap's first line")
         files = tuple((each.filename or "tmp", each.text) for each in self.input_extra or ())
         self._request = self._request.with_prompts([Infill(self.input_prefix, self.input_suffix, begun, files)])
         return self
@@ -318,7 +322,7 @@ class ApplyTemplateRequest(LlamaChatRequest):
 
 
 def nested(reply: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
-    """Those fields of a reply, under their whole names; a / in a name goes into an object."""
+    """Fields of a reply by name; a / in a name separates the keys of nested objects, and is kept in the result."""
     return dict(_nested(reply, names))
 
 

@@ -1,6 +1,6 @@
-"""llama-server's slots: the places of the batch, and what was computed there last, in a file and back.
+"""llama-server's slots: the places of the batch, and saved KV caches of their last sequences.
 
-A prompt is found in the prefix cache by its tokens, whatever place it gets; a slot is the name of a request's sequence.
+A slot is only a name for a request's sequence: the prefix cache finds a prompt by its tokens, independent of the place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sametoken.server.fields import Body
 from sametoken.server.worker import Worker
 
 FILE_NAME = re.compile(r"(?!\.)[\w.-]{1,200}", re.ASCII)
-REMEMBERED = 4  # requests for each place of the batch
+REMEMBERED = 4  # recorded requests for each place of the batch
 
 
 class SlotRequest(Body):
@@ -41,13 +41,14 @@ class SlotRequest(Body):
 
 
 class Held(NamedTuple):
-    """A sequence that has a slot.
+    """Sequence that has a slot.
 
     Attributes:
-        asked: the slot that a client asked for, None for the place in the batch.
-        request: None where the sequence came from a file.
-        tokens: its prompt and output, which grow while it runs.
-        owner, salt: whose it is, and what keeps it apart in the cache, see `Request`.
+        asked: slot that the client chose; None for the place in the batch.
+        request: request of the sequence; None if a file had the sequence.
+        tokens: tokens of prompt and output, which grow while the request runs.
+        owner: owner of the sequence, see `Request`.
+        salt: salt of the sequence in the prefix cache, see `Request`.
     """
 
     asked: int | None
@@ -63,31 +64,31 @@ class Held(NamedTuple):
 
 
 class Slots:
-    """Slots of the sequences that had one.
+    """Record of the last sequences with their slots.
 
     Args:
-        places: of the batch.
+        places: number of places of the batch.
     """
 
     def __init__(self, places: int) -> None:
         self._last = deque[Held](maxlen=REMEMBERED * places)
 
     def note(self, asked: int | None, requests: Sequence[Request]) -> None:
-        """A client's requests get what it asked for as `id_slot`, or their place in the batch."""
+        """Record a client's requests under its `id_slot`, or under their places in the batch."""
         given = None if asked is None or asked < 0 else asked
         self._last.extend(Held(given, request, request.tokens, request.owner, request.salt) for request in requests)
 
     def of(self, request: Request) -> int:
-        """The slot of a request."""
+        """Slot of a request."""
         return next((held.slot for held in self._last if held.request is request), request.last_row or 0)
 
     def last(self, slot: int, owner: str) -> Held | None:
-        """The slot's last sequence of those that somebody has, None where there was none."""
+        """Last recorded sequence of an owner in a slot, or None."""
         found = (held for held in reversed(self._last) if held.slot == slot and held.owner == owner)
         return next(found, None)
 
     def restored(self, slot: int, tokens: list[int], owner: str) -> bytes:
-        """A sequence that a file had is the slot's last one of this owner; returns what keeps it apart."""
+        """Record a sequence from a file as the owner's last one in a slot; return its salt in the prefix cache."""
         self._last.append(Held(slot, None, tokens, owner, salt_of(owner, "")))
         return self._last[-1].salt
 
@@ -96,7 +97,8 @@ class SlotApi(Api):
     """Endpoints of the slots.
 
     Args:
-        worker, names: see `Api`. `slots`: who had which.
+        worker, names: see `Api`.
+        slots: record of the sequence in each slot.
     """
 
     def __init__(self, worker: Worker, names: Sequence[str], slots: Slots) -> None:
@@ -104,10 +106,10 @@ class SlotApi(Api):
         self._slots = slots
 
     def _check_model(self, model: str | None) -> None:
-        """Nothing: there is one model."""
+        """Accept any name, because there is one model."""
 
     async def show(self) -> Response:
-        """The places of the batch, and which of them work."""
+        """State of each place of the batch."""
         if not self._worker.config.slots:
             raise not_supported("this server does not show its slots; start it without --no-slots")
         llm = self._worker.llm
@@ -124,7 +126,7 @@ class SlotApi(Api):
         return JSONResponse(found)
 
     async def change(self, request: HttpRequest) -> Response:
-        """Saves, restores or erases what the cache holds of a slot's last sequence."""
+        """Save, restore or erase the cached pages of a slot's last sequence."""
         place, worker = self._worker.config.slot_save_path, self._worker
         if place is None:
             raise not_supported("this server saves no slots; start it with --slot-save-path DIRECTORY")
@@ -171,7 +173,7 @@ class SlotApi(Api):
 
     @property
     def _owner(self) -> str:
-        """Whose sequences a client may see: those of requests with its own key."""
+        """Owner of the sequences that the client may use: those of requests with its own key."""
         exchange = CURRENT.get()
         return "" if exchange is None or self._worker.config.share_between_keys else exchange.owner
 

@@ -10,7 +10,7 @@ from sametoken.engine.request import Request
 
 
 def timings(request: Request) -> dict[str, Any]:
-    """Tokens and milliseconds of a request so far; the first token comes from the prompt's last step."""
+    """Numbers of tokens, and times in milliseconds, of a request so far; the prompt's time includes the first token."""
     now = time.perf_counter()
     seated, first, end = request.seated, request.first_token, request.finished or now
     read = 0 if seated is None else max(0, min(request.committed, len(request.prompt_ids)) - request.cached_tokens)
@@ -36,10 +36,10 @@ def timings(request: Request) -> dict[str, Any]:
 
 
 class PromptProgress:
-    """Progress of reading the prompts of a stream, in which each state occurs once.
+    """Progress of reading the prompts of a stream; each state is reported once.
 
     Args:
-        requests: of the stream.
+        requests: requests of the stream.
     """
 
     def __init__(self, requests: Sequence[Request]) -> None:
@@ -47,10 +47,11 @@ class PromptProgress:
         self._processed: dict[int, int] = {}  # tokens in the last state, by place of the request
 
     def news(self, place: int, read: bool) -> list[dict[str, Any]]:
-        """The states of a prompt since the previous call: the first one has cached tokens alone.
+        """States of a prompt since the previous call; the first state has the cached tokens alone.
 
         Args:
-            read: the prompt is read to its end.
+            place: position of the request in the stream's requests.
+            read: True if the whole prompt is read.
         """
         request = self._requests[place]
         total, cached, known = len(request.prompt_ids), request.cached_tokens, self._processed.get(place)

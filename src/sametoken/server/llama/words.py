@@ -1,4 +1,4 @@
-"""llama-server's replies: its own form of /completion, and what it adds to OpenAI's."""
+"""llama-server's replies: those of /completion and /infill, and its additions to OpenAI's replies."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sametoken.server.llama.slots import Slots
 from sametoken.server.llama.timings import PromptProgress, timings
 from sametoken.server.words import Event, Source, Words
 
-BUILD = f"b0-sametoken-{__version__}"  # where llama-server has its build; clients look for the "b"
+BUILD = f"b0-sametoken-{__version__}"  # in place of llama-server's build number; clients expect the "b"
 STOPS = {"length": "limit", "abort": "none", "error": "none"}
-# In the order in which they are applied.
+# Names of samplers in the order of their application.
 SAMPLER_NAMES = (
     "penalties", "dry", "top_n_sigma", "min_p", "top_k", "top_p", "typ_p", "xtc", "temperature",
 )  # fmt: skip
@@ -54,10 +54,12 @@ def _biases(request: Request) -> Mapping[int, float]:
 
 
 class NativeWords(Words):
-    """/completion and /infill.
+    """Replies of /completion and /infill.
 
     Args:
-        body: of the request. `source`: see `Source`. `slots`: remember who has which.
+        body: body of the request.
+        source: see `Source`.
+        slots: record of the sequence in each slot.
     """
 
     def __init__(self, body: NativeRequest, source: Source, slots: Slots) -> None:
@@ -72,11 +74,11 @@ class NativeWords(Words):
         self.reading = self._news if body.return_progress else None
 
     def first(self) -> list[Event]:
-        """Nothing: the first event has text."""
+        """No events, because the first event has text."""
         return []
 
     def delta(self, chunk: Chunk) -> list[Event]:
-        """An event with what a chunk adds, before the first one the progress of the prompt, and at the end the cost."""
+        """Events of a chunk: progress of the prompt before the first text, the new text, and a summary at the end."""
         place = chunk.index * self._choices + chunk.choice
         request, events = self._requests[place], list[Event]()
         if self._body.return_progress and place not in self._begun:
@@ -94,7 +96,7 @@ class NativeWords(Words):
         return events
 
     def _scored(self, chunk: Chunk) -> list[dict[str, Any]]:
-        """One event per token of a chunk; where the token texts do not join to the chunk text, the last has all."""
+        """One event per token of a chunk; if the tokens' texts do not add up to the chunk's, the last has all text."""
         items = chunk.logprobs or []
         texts = [self._tokenizer.token_bytes(item.token_id).decode(errors="replace") for item in items]
         if "".join(texts) != chunk.text:
@@ -105,11 +107,11 @@ class NativeWords(Words):
         ]
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
-        """Nothing: the last event of each choice has all."""
+        """No events, because the last event of each choice is its summary."""
         return []
 
     def whole(self, completions: Sequence[Completion]) -> Any:
-        """One object, or a list of them where there are several prompts or choices."""
+        """One object, or a list of objects if there are several prompts or choices."""
         found = [self._whole(place, completion) for place, completion in enumerate(completions)]
         return found[0] if len(found) == 1 else found
 
@@ -164,7 +166,7 @@ class NativeWords(Words):
 
 
 def native_reply(tokenizer: Any, model: str, place: int, request: Request, completion: Completion) -> dict[str, Any]:
-    """A whole reply in the form of /completion."""
+    """Whole reply in the form of /completion."""
     reason, stopped = completion.finish_reason, completion.stop_reason
     kind = STOPS.get(reason) or ("word" if isinstance(stopped, str) else "eos")
     most = request.params.max_tokens
@@ -190,12 +192,14 @@ def native_reply(tokenizer: Any, model: str, place: int, request: Request, compl
 
 
 class LlamaWords(Words):
-    """OpenAI's forms with what llama-server adds: the build, timings, progress, and the reply in its own form.
+    """OpenAI's replies with llama-server's additions: the build, timings, progress, and the reply of /completion.
 
     Args:
-        words: of OpenAI's form. `body`, `source`: they are made from.
-        slots: remember who has which.
-        verbose: whether every reply has `__verbose`, unless its request says otherwise.
+        words: writer of OpenAI's reply.
+        body: body of the request.
+        source: see `Source`.
+        slots: record of the sequence in each slot.
+        verbose: default of the request's field `verbose`, which adds `__verbose` to the reply.
     """
 
     def __init__(self, words: Words, body: Any, source: Source, slots: Slots, verbose: bool) -> None:
@@ -210,19 +214,19 @@ class LlamaWords(Words):
         slots.note(None if fields is None else fields.id_slot, source.requests)
 
     def first(self) -> list[Event]:
-        """The events of OpenAI's form, in which the content of a role is null."""
+        """First events of OpenAI's reply, with content null in the delta that has the role."""
         events = [self._named(event) for event in self._words.first()]
         self._opening = events[-1] if events else {}
         return list(events)
 
     def delta(self, chunk: Chunk) -> list[Event]:
-        """The events of a chunk; the last one of a choice has timings."""
+        """Events of a chunk; the last event of a choice has timings."""
         place = chunk.index * self._choices + chunk.choice
         request = self._source.requests[place]
         events = [self._named(event) for event in self._words.delta(chunk)]
-        said = [event for event in events if str(event.get("type")).endswith(".delta")]  # of /responses
+        deltas = [event for event in events if str(event.get("type")).endswith(".delta")]  # of /responses
         if events and (self._each or chunk.completion is not None):
-            for event in (*(said if self._each else ()), events[-1]):
+            for event in (*(deltas if self._each else ()), events[-1]):
                 event["timings"] = timings(request)
         if chunk.completion is not None and self._verbose and events:
             events[-1]["__verbose"] = self._native(place, chunk.completion)
@@ -233,21 +237,21 @@ class LlamaWords(Words):
         return list(events)
 
     def _news(self) -> list[Event]:
-        """Events about the prompt that is being read, in a form that has an event before the first chunk."""
+        """Events about the prompt that is being read; none if OpenAI's stream has no event before the first chunk."""
         if self._progress is None or not self._opening:
             return []
         opening = _without_text(self._opening)
         return [{**opening, "prompt_progress": state} for state in self._progress.news(0, False)]
 
     def last(self, completions: Sequence[Completion]) -> list[Event]:
-        """The events after the last chunk, with timings."""
+        """Events after the last chunk, with timings."""
         events = [self._named(event) for event in self._words.last(completions)]
         if events:
             events[-1]["timings"] = timings(self._source.requests[0])
         return list(events)
 
     def whole(self, completions: Sequence[Completion]) -> Mapping[str, Any]:
-        """The whole reply; one that was kept for later requests has all of it too."""
+        """Whole reply; the additions are made in place, so that a stored response has them too."""
         reply = cast(dict[str, Any], self._words.whole(completions))
         reply |= self._named(reply)
         reply["timings"] = timings(self._source.requests[0])
@@ -256,7 +260,7 @@ class LlamaWords(Words):
         return reply
 
     def queued(self) -> dict[str, Any]:
-        """The object of a response before anything was done for it."""
+        """Object of a response that waits in the queue."""
         return dict(cast(Any, self._words).queued())
 
     def _native(self, place: int, completion: Completion) -> dict[str, Any]:
@@ -276,7 +280,7 @@ class LlamaWords(Words):
 
 
 def _without_text(event: Event) -> Event:
-    """An event without what it says of the reply; one of /responses has no place in their sequence."""
+    """Copy of an event without text, usage and timings; an event of /responses has no sequence number then."""
     left_out = ("timings", "__verbose", "usage", "sequence_number")
     kept = {name: value for name, value in event.items() if name not in left_out}
     if "choices" in kept:

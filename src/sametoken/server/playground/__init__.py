@@ -1,11 +1,11 @@
-"""The pages for people: the playground at / and the reference at /docs, with headers that allow this server only."""
+"""Web pages: the playground at / and the API reference at /docs, with headers that restrict them to this server."""
 
 from __future__ import annotations
 
 import re
 from importlib.resources import files
 
-import fastapi_offline  # at once, so that serving without it is refused before a model is loaded
+import fastapi_offline  # imported here, so that its absence is an error before a model is loaded
 from starlette.responses import RedirectResponse, Response
 
 KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
@@ -19,7 +19,7 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 MODULES = ("answer", "api", "app", "form", "step", "store", "turn", "view")
-OURS = {  # what is asked for, and the file that it is
+OURS = {  # files of this package, by path
     "/": "index.html",
     **{f"/playground/{name}": name for name in ("style.css", *(f"{module}.js" for module in MODULES))},
     "/docs": "docs.html",
@@ -27,20 +27,20 @@ OURS = {  # what is asked for, and the file that it is
 }
 SWAGGER = {f"/docs/{name}": f"static/{name}" for name in ("swagger-ui.css", "swagger-ui-bundle.js")}
 PATHS = (*OURS, *SWAGGER)
-SLASHED = "/docs/"  # asked for by people; the page is at /docs
+SLASHED = "/docs/"  # another spelling of /docs, which redirects to it
 LINK = re.compile(rb'((?:href|src)=")(?=playground/|docs)')
 
 
 def is_reference(path: str) -> bool:
-    """True if a path belongs to the page of the API rather than to the playground."""
+    """Return True if a path belongs to the API reference rather than to the playground."""
     return path.startswith("/docs")
 
 
 def file_reply(path: str, root: str = "") -> Response:
-    """The file of one of the paths.
+    """Reply with the file at a path of `PATHS`, or redirect `SLASHED`.
 
     Args:
-        root: path below which a proxy offers the server. Links of pages begin with it; without one they are relative.
+        root: prefix under which a proxy offers the server. Links of pages begin with it; without it they are relative.
     """
     if path == SLASHED:
         return RedirectResponse("../docs", 307)  # relative, so that it names no host and no prefix
