@@ -1,4 +1,4 @@
-"""One module per command: `OPTIONS` says what it takes, `command(argument, values)` runs it and returns the exit code.
+"""Commands, one module each: `OPTIONS` are its options; `command(argument, values)` runs it and returns the exit code.
 
-The argument is a model unless the module has an `ARGUMENT` that says otherwise.
+The argument is a model, unless `ARGUMENT` of the module declares another one, or None.
 """

@@ -1,4 +1,4 @@
-"""`sametoken bench`: measures plain and speculative decoding of the same prompts, here or on servers.
+"""`sametoken bench`: measurement of plain and speculative decoding of the same prompts, in this process or on servers.
 
 Exit code 1 if a token differs from plain decoding in this process.
 """
@@ -35,10 +35,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Measure what drafts gain: acceptance, tokens/s, latencies, speed-up with its confidence interval.
+    """Measure the gain of drafts: acceptance, tokens/s, latencies, speed-up with its confidence interval.
 
-    `sametoken bench report DIR` draws what --out wrote, `sametoken bench explain DIR` says what to change. With --url,
-    MODEL is the name by which the server knows the model; without it: the first model that the server lists.
+    `sametoken bench report DIR` draws the results of --out, `sametoken bench explain DIR` recommends changes. With
+    --url, MODEL is the served name of the model; without it: the first model that the server lists.
     """
     from sametoken.bench.workloads import BUILTIN, read_workload
 
@@ -62,7 +62,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuse what has no meaning, before anything is loaded."""
+    """Refuse options without a meaning for the measured engine, before anything is loaded."""
     if values["url"] is None:
         refuse_given(REMOTE, values, "measuring a server: give --url too")
     else:
@@ -70,7 +70,7 @@ def _check(values: Values) -> None:
 
 
 def _writable(out: str | None) -> Path | None:
-    """The directory for results, made now rather than after an hour of measuring."""
+    """Directory for results, made before the measurement, so that an error does not cost the results."""
     if out is None:
         return None
     path = user_path(out)
@@ -84,7 +84,7 @@ def _writable(out: str | None) -> Path | None:
 
 
 def _levels(values: Values) -> dict[str, list[Any]]:
-    """The numbers of every option that takes several, ascending, [] where it was not given."""
+    """Numbers of every option that takes several, ascending; [] for options that were not given."""
     return {
         name: [] if values[name] is None else sorted(numbers(option, values[name])) for name, option in LISTS.items()
     }
@@ -215,7 +215,7 @@ def _now() -> str:
 
 
 def _print_json(run: Run, out: Path | None) -> int:
-    """Print what `--out` writes, on one line."""
+    """Print the run as one line of JSON, with the content of the file of `--out`."""
     from sametoken.bench.record import RUN, write_run
 
     if out is not None:
@@ -229,7 +229,7 @@ def _show(run: Run, out: Path | None, explained: bool) -> int:
     from sametoken.bench.record import write_run
     from sametoken.bench.tables import tables, verdicts
 
-    # Written first: a terminal that went away must not cost the results.
+    # Written first, so that a closed terminal does not cost the results.
     file = write_run(run, out) if out is not None else None
     for table in tables(run):
         print_table(table)

@@ -1,4 +1,4 @@
-"""`sametoken bench compare`: two results of `sametoken bench --out` side by side."""
+"""`sametoken bench compare`: comparison of two results of `sametoken bench --out`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sametoken bench explain`: why runs are fast or slow, from what `sametoken bench --out` wrote."""
+"""`sametoken bench explain`: explanation of the speed of runs, from the results of `sametoken bench --out`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ EXAMPLES = {
 
 
 def command(places: list[str], values: Values) -> int:
-    """Say why runs are fast or slow, and what to set: costs of draft and verification, acceptance, batch, context."""
+    """Explain why runs are fast or slow, and recommend settings.
+
+    The explanation has the costs of draft and verification, the acceptance, the batch and the context.
+    """
     from sametoken.bench.explain import explain
     from sametoken.bench.record import read_runs
 

@@ -1,4 +1,4 @@
-"""The options of `sametoken bench`: what is measured, an engine in this process, and a server."""
+"""Options of `sametoken bench`: workloads and results, an engine in this process, and a server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig
 
 REUSE = CACHE + "enable_block_reuse"
-SWEPT = ("max_draft_len", "tree_top_k", "max_batch_size", REUSE)  # what the sweep sets itself
+SWEPT = ("max_draft_len", "tree_top_k", "max_batch_size", REUSE)  # options that the sweep sets itself
 CONTROLLER = (
     "measure the controller too, beside the fixed lengths; it chooses the draft length of every step, from 0 to the "
     "longest of max_draft_len."
@@ -62,7 +62,7 @@ COMMON = titled(
     ),
     Option("seed", int, 0, "seed of the first request; each further request has the next."),
     Option("out", str, None, "directory for the results of the run as JSON; without it: they are not written.", "DIR"),
-    Option("explain", bool, False, "say in words why the run is fast or slow, and what to set."),
+    Option("explain", bool, False, "explain in words why the run is fast or slow, and recommend settings."),
     AS_JSON,
 )
 IN_PROCESS = titled(
@@ -118,6 +118,6 @@ REMOTE = titled(
         120.0,
         "number of seconds without any answer after which a request has failed.",
     ),
-    Option("continuous_usage", bool, False, "ask for token counts in every chunk, an extension of some servers."),
+    Option("continuous_usage", bool, False, "request token counts in every chunk, an extension of some servers."),
 )
 LISTS = {option.name: option for option in (*COMMON, *LOCAL, *REMOTE) if get_origin(option.type) is tuple}

@@ -1,6 +1,6 @@
-"""`sametoken chat`: a conversation in the terminal, with what the draft guessed in another colour.
+"""`sametoken chat`: a conversation in the terminal, with accepted guesses of the draft in another colour.
 
-The answer is written to standard output and nothing else is; prompts, figures and refusals go to standard error.
+Only the answers are written to standard output; prompts, figures and refusals go to standard error.
 """
 
 from __future__ import annotations
@@ -72,12 +72,14 @@ def _open_client(model: str | None, values: Values, settings: ChatSettings) -> C
 
 
 class Chat:
-    """The conversation and where it is shown.
+    """A conversation in a terminal.
 
     Args:
-        client: answers. `settings`: how.
-        system: what comes before the first turn, None for nothing.
-        runner: runs one answer at a time, and turns Ctrl-C into the end of it.
+        client: source of the answers.
+        settings: settings of the answers.
+        system: system text before the first turn, or None.
+        color: True for colours on a terminal.
+        runner: runner of one answer at a time, which cancels the answer at Ctrl-C.
     """
 
     def __init__(
@@ -94,72 +96,72 @@ class Chat:
     def run(self) -> None:
         """Read lines and answer them until the input ends or a command ends the conversation."""
         if isinstance(sys.stdin, TextIOWrapper):
-            sys.stdin.reconfigure(errors="replace")  # bytes that are no text end no conversation
-        self._tell(COMMANDS)
+            sys.stdin.reconfigure(errors="replace")  # invalid bytes shall not end the conversation
+        self._note(COMMANDS)
         while (line := self._read()) is not None:
             if line.startswith("/"):
-                if not self._obey(line):
+                if not self._run_command(line):
                     break
             elif line:
                 self._answer(line)
 
     def _read(self) -> str | None:
-        """The next line that is said; None at the end."""
-        if sys.stdin is None:  # closed by whoever started this
+        """Next line of the user; None at the end of the input."""
+        if sys.stdin is None:  # the parent process closed it
             return None
         if not sys.stdin.isatty():
             line = sys.stdin.readline()
             return line.strip() if line else None
         with suppress(ImportError):
-            import_module("readline")  # lines can be edited once it is there
+            import_module("readline")  # makes lines editable
         try:
             return input("> ").strip()
         except EOFError:
             return None
-        except KeyboardInterrupt:  # perhaps meant for an answer that has just ended: no reason to lose the conversation
-            self._tell("\n/quit or Ctrl-D ends")
+        except KeyboardInterrupt:  # may be meant for an answer that has just ended, so the conversation continues
+            self._note("\n/quit or Ctrl-D ends")
             return ""
 
-    def _obey(self, line: str) -> bool:
-        """Do what a command says; False when that is to end."""
+    def _run_command(self, line: str) -> bool:
+        """Run a command of the user; return False if the command ends the conversation."""
         match line.split()[0]:
             case "/quit":
                 return False
             case "/reset":
                 self._turns = list(self._system)
-                self._tell("the conversation begins anew")
+                self._note("the conversation begins anew")
             case "/plain":
                 self._settings.plain = not self._settings.plain
-                self._tell("drafts are off" if self._settings.plain else "drafts are on")
+                self._note("drafts are off" if self._settings.plain else "drafts are on")
             case unknown:
-                self._tell(f"{unknown}: unknown; {COMMANDS}")
+                self._note(f"{unknown}: unknown; {COMMANDS}")
         return True
 
     def _answer(self, asked: str) -> None:
         turns: list[Turn] = [*self._turns, {"role": "user", "content": asked}]
-        said: list[ColouredText] = []
+        shown: list[ColouredText] = []
         try:
-            self._runner.run(self._show(self._client.answer(turns, self._settings), said))
+            self._runner.run(self._show(self._client.answer(turns, self._settings), shown))
         except KeyboardInterrupt:
-            self._tell("\nstopped")
+            self._note("\nstopped")
         except SametokenError as error:
-            self._tell("\n" * bool(said) + f"error: {' '.join(str(error).split())}")
-        text = "".join(piece.text for piece in said)
+            self._note("\n" * bool(shown) + f"error: {' '.join(str(error).split())}")
+        text = "".join(piece.text for piece in shown)
         if text:
             self._turns = [*turns, {"role": "assistant", "content": text}]
 
-    async def _show(self, pieces: AsyncIterator[ColouredText], said: list[ColouredText]) -> None:
-        """Write an answer as it comes, and what it cost; `said` keeps it, whichever way it ends."""
+    async def _show(self, pieces: AsyncIterator[ColouredText], shown: list[ColouredText]) -> None:
+        """Write an answer as it comes, and its figures; `shown` gets the pieces, also those of a partial answer."""
         from rich.text import Text
 
         async with aclosing(pieces) as coming:  # type: ignore[type-var]
             async for piece in coming:
-                said.append(piece)
+                shown.append(piece)
                 for text, drafted in piece.runs:
                     self._out.print(Text(text, ACCEPTED if drafted else ""), end="")
                 self._out.file.flush()
         self._out.print()
-        self._tell(said[-1].figures if said else "no answer")
+        self._note(shown[-1].figures if shown else "no answer")
 
-    def _tell(self, words: str) -> None:
+    def _note(self, words: str) -> None:
         self._err.print(words, style="dim", markup=False)

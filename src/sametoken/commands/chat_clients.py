@@ -1,4 +1,4 @@
-"""Clients of `sametoken chat`: the engine of this process or a sametoken server; both yield equal text runs."""
+"""Clients of `sametoken chat`: the engine of this process and a sametoken server; both yield the same kind of text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sametoken.options.sampling import RequestSpeculation, SamplingParams
 if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
-SILENCE_S = 600.0  # without a byte from a server, after which it is given up
+SILENCE_S = 600.0  # seconds without a byte from a server after which the request fails
 Turn = dict[str, str]  # role and content
 
 
@@ -24,8 +24,8 @@ class ColouredText(NamedTuple):
     """Text that one forward added to an answer.
 
     Attributes:
-        runs: its text cut where the origin changes, each with whether it was drafted.
-        figures: what the answer cost so far, in words.
+        runs: parts of the text with one origin each, and True for drafted ones.
+        figures: tokens and speed of the answer so far, in words.
     """
 
     runs: list[tuple[str, bool]]
@@ -42,14 +42,14 @@ class ChatSettings:
 
     Attributes:
         sampled: sampling parameters by name.
-        plain: leave drafts out.
+        plain: True for answers without drafts.
     """
 
     sampled: dict[str, Any]
     plain: bool
 
     def sampling(self, recommended: Mapping[str, Any]) -> SamplingParams:
-        """For the engine: the settings, then what the model recommends.
+        """Sampling parameters of the engine: the settings, then the model's recommendations.
 
         Raises:
             RequestError: a value is refused.
@@ -62,14 +62,14 @@ class ChatClient(Protocol):
     """Source of answers to conversations."""
 
     def answer(self, turns: Sequence[Turn], settings: ChatSettings) -> AsyncIterator[ColouredText]:
-        """The next turn; closing the iterator stops it."""
+        """Pieces of the next turn; closing the iterator ends the answer."""
         ...
 
     async def close(self) -> None: ...
 
 
 class EngineClient:
-    """The engine of this process, on a thread of its own, so that an answer can be stopped between two steps."""
+    """Client of an engine in this process, which has its own thread, so that an answer can end between two steps."""
 
     def __init__(self, llm: LLM) -> None:
         from sametoken.engine.async_llm import AsyncLLM
@@ -88,14 +88,15 @@ class EngineClient:
 
 
 class ServerClient:
-    """A sametoken server.
+    """Client of a sametoken server.
 
     Args:
-        url: with or without /v1.
-        api_key: None where it wants none. `model`: None is the server's own.
+        url: address of the server, with or without /v1.
+        api_key: API key, or None if the server has no keys.
+        model: name of the model, or None for the server's default.
 
     Raises:
-        ConfigError: the URL is none, or httpx is not installed.
+        ConfigError: the text is no URL, or httpx is not installed.
     """
 
     def __init__(self, url: str, api_key: str | None, model: str | None) -> None:
@@ -126,7 +127,7 @@ class ServerClient:
 
 
 def raw(spelled: str) -> bytes:
-    """The bytes of a token as a report spells it: a part of a character is written as "bytes:\\xe2\\x82"."""
+    """Bytes of a token from its text in a report; a part of a character is written as "bytes:\\xe2\\x82"."""
     digits = spelled.removeprefix("bytes:").split("\\x")
     if spelled.startswith("bytes:\\x") and all(len(each) == 2 for each in digits[1:]):
         return bytes.fromhex("".join(digits))
@@ -135,16 +136,17 @@ def raw(spelled: str) -> bytes:
 
 @dataclass
 class TokenPrinter:
-    """Marks in the text of an answer what was drafted, from its tokens; the text may come later than its tokens.
+    """Assigns origins to the text of an answer, from its tokens; the text may come later than its tokens.
 
-    Where tokens are no text, such as a mark inside an answer, colours may be off by it; the text never is.
+    If tokens are not part of the text, such as a mark inside an answer, origins may be shifted; the text is always
+    exact.
     """
 
     _started: float = field(default_factory=time.perf_counter)
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
-    _waiting: deque[bool] = field(default_factory=deque)  # one origin per character that has not come as text yet
+    _waiting: deque[bool] = field(default_factory=deque)  # origins of characters that have not come as text yet
     _begun: bool = False
     _tokens: int = 0
     _forwards: int = 0
@@ -154,7 +156,7 @@ class TokenPrinter:
         for token, drafted in zip(tokens, origins, strict=True):
             spelled = self._decoder.decode(token)
             if not self._begun and not text.startswith(" "):
-                spelled = spelled.removeprefix(" ")  # which the text of an answer begins without
+                spelled = spelled.removeprefix(" ")  # the text of an answer begins without this space
             self._begun = True
             self._waiting.extend([drafted] * len(spelled))
         self._tokens += len(tokens)
@@ -169,7 +171,7 @@ class TokenPrinter:
 
 
 def _joined(signs: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Characters of one origin as one run."""
+    """Runs of consecutive characters with one origin."""
     runs: list[tuple[str, bool]] = []
     for sign, drafted in signs:
         if runs and runs[-1][1] == drafted:

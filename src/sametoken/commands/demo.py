@@ -1,7 +1,7 @@
-"""`sametoken demo`: plain and speculative decoding side by side, with the same tokens, and how much faster it was.
+"""`sametoken demo`: plain and speculative decoding side by side, with the same tokens, and the speed-up.
 
-Every side is timed alone and replayed together, at the speed they had, in a terminal; elsewhere they are printed
-one after the other without control codes.
+Each side is timed alone. A terminal replays both together at their measured speeds; other outputs get the texts one
+after the other, without control codes.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _drafts(model: str | None, values: Values) -> list[str | None]:
-    """Names of the drafts to run: the one that was asked for, or all that come with the package."""
+    """Names of the drafts to run: the given one, or all of the package."""
     asked = values["draft"] is not None or values["method"] is not None or model not in (None, embedded.NAME)
     return [values["draft"]] if asked else [embedded.NAME, embedded.HEAD_NAME]
 
 
 def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Console) -> None:
-    """Race all prompts and show them.
+    """Run the races of all prompts and show them.
 
     Args:
-        llms: engines of one target that draft differently, without reuse of prompts: one that is found in the cache
-            would make every run but the first look faster.
+        llms: engines of one target with different drafts, without reuse of prompts: a cached prompt would make every
+            run after the first look faster.
 
     Raises:
         LosslessnessError: plain and speculative tokens differ.
@@ -113,7 +113,7 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
 
 
 def _races(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> Iterator[tuple[str, Race]]:
-    """Each prompt, with the race of plain and drafted decoding."""
+    """Prompts, each with the race of plain and speculative decoding."""
     from sametoken.check.race import race, record
 
     prompts = [prompt.ids for prompt in encode_texts(llms[0].tokenizer, PROMPTS)]
@@ -135,7 +135,7 @@ def _record(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> dict[st
 
 
 def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:
-    """All sides at the speed they had when they ran alone."""
+    """Replay all sides together, each at the speed that was measured alone."""
     from sametoken.check.race import pieces
 
     texts = [pieces(llm, take.completion, params) for take in race.takes]
@@ -186,14 +186,14 @@ def _coloured(parts: Sequence[str], origins: Sequence[bool]) -> Text:
 
 
 def _bracketed(parts: Sequence[str], origins: Sequence[bool]) -> str:
-    """Runs of drafted tokens in brackets that no text uses."""
+    """Text with runs of drafted tokens in rare brackets, ⟦ and ⟧."""
     text, inside = "", False
     for part, drafted in zip(parts, origins, strict=True):
         if part and drafted != inside:
             text += "⟦" if drafted else "⟧"
             inside = drafted
         text += part
-    said = text.rstrip("\n")  # the end of the turn is shown as a new line, which the bracket stands before
+    said = text.rstrip("\n")  # the end of the turn is a new line, which follows the closing bracket
     return said + "⟧" * inside + text[len(said) :]
 
 

@@ -47,7 +47,7 @@ EXAMPLES = {
 def command(model: str | None, values: Chosen) -> int:
     """Serve a model as a worker of NVIDIA Dynamo, behind its frontend and router.
 
-    Takes the options of `sametoken serve` that are not HTTP's. Needs ai-dynamo, and the services that the planes name.
+    Accepts the options of `sametoken serve` that are not about HTTP. Needs ai-dynamo, and the services of its planes.
     """
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the model twice, {model} and --model {values['model']}; leave one out")

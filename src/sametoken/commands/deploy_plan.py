@@ -1,4 +1,4 @@
-"""`sametoken deploy plan`: the command, YAML or JSON that serves a model and its draft with an engine."""
+"""`sametoken deploy plan`: print the command, YAML or JSON that serves a model and its draft with an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = {
 
 
 def computes(values: Chosen) -> bool:
-    """Nothing is computed, however many ranks are planned."""
+    """False, because this process computes nothing, independent of the planned number of ranks."""
     return False
 
 

@@ -30,7 +30,7 @@ WORKER_OPTIONS = titled(
 def synthesize(model: str | None, values: Chosen) -> int:
     """Answer shards of conversations on a Ray cluster: workers start a server each, and Ray gives them the shards.
 
-    A worker that dies is started again. The same command goes on with what is missing.
+    A worker that dies is started again. The same command continues with the missing answers.
     """
     from sametoken.deploy import ray
 
@@ -40,7 +40,7 @@ def synthesize(model: str | None, values: Chosen) -> int:
 def prepare(model: str | None, values: Chosen) -> int:
     """Write samples and the target's hidden states on a Ray cluster; each worker writes its share of the files.
 
-    The directories must be on a file system that all nodes share. The same command goes on with what is missing.
+    The directories must be on a file system that all nodes share. The same command continues with the missing files.
     """
     from sametoken.deploy import ray
 
@@ -58,14 +58,14 @@ def train(model: str | None, values: Chosen) -> int:
 
 
 def workers_of(values: Values) -> RayWorkers:
-    """Workers that a job asks for."""
+    """Number and resources of the workers of a job, from the command's options."""
     from sametoken.deploy.ray import RayWorkers
 
     return RayWorkers(values["address"], values["workers"], values["cpus_per_worker"], values["gpus_per_worker"])
 
 
 def tell(line: str) -> None:
-    """Show how a job goes."""
+    """Print a line about the progress of a job to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

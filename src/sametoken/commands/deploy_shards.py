@@ -1,4 +1,4 @@
-"""`sametoken deploy shards`: some shards of conversations on this machine, answered by a server of its own."""
+"""`sametoken deploy shards`: answers to shards of conversations, by a server that is started on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sametoken.deploy.shards import ShardWork
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
-MOST = 999_999  # shards
+MOST = 999_999  # largest number of shards
 SHARDS = titled(
     "The shards",
     Option("data", str, None, "directory of the shards that `sametoken shard` wrote.", "DIR"),
@@ -63,7 +63,7 @@ def command(model: str | None, values: Chosen) -> int:
 
 
 def work_of(model: str | None, values: Chosen) -> ShardWork:
-    """Work that each machine is given, from the command's options.
+    """Work of each machine, from the command's options.
 
     Raises:
         ConfigError: an option is missing or wrong.
@@ -88,10 +88,10 @@ def work_of(model: str | None, values: Chosen) -> ShardWork:
 
 
 def numbers_of(values: Values) -> range:
-    """The shards that are asked for.
+    """Numbers of the shards to answer, from the command's options.
 
     Raises:
-        ConfigError: none of them is there.
+        ConfigError: none of these shards exists.
     """
     from sametoken.data.shards import FILE_NAME
 

@@ -40,7 +40,7 @@ NODE_OPTIONS = titled(
     Option("dry_run", bool, False, "print the script and start nothing."),
 )  # fmt: skip
 
-# How many, below a million; or names, with ranges in brackets.
+# A number of nodes below a million, or names of nodes, with ranges in brackets.
 NODES = r"[1-9][0-9]{0,5}|[A-Za-z][\w.-]*(\[[0-9,-]+\][\w.-]*)?(,[A-Za-z][\w.-]*(\[[0-9,-]+\][\w.-]*)?)*"
 PROCESSES = titled(
     "Processes",
@@ -60,8 +60,8 @@ def synthesize(words: list[str] | None, values: Chosen) -> int:
     """Answer shards of conversations on many nodes: each starts a server and answers a range of shards.
 
     The first node takes the shards from --start on, the next one those after them. Runs in an existing
-    allocation and waits until the shards are done; without an allocation it submits a job. The same command goes on
-    with what is missing.
+    allocation and waits until the shards are done; without an allocation it submits a job. The same command continues
+    with the missing shards.
     """
     model, values = _read(words or [], values)
     where = allocation_of(values)
@@ -78,7 +78,7 @@ def synthesize(words: list[str] | None, values: Chosen) -> int:
 def prepare(model: str | None, values: Chosen) -> int:
     """Write samples and the target's hidden states on several nodes; each writes its share of the files.
 
-    The directories must be on a file system that all nodes share. The same command goes on with what is missing.
+    The directories must be on a file system that all nodes share. The same command continues with the missing files.
     """
     where = allocation_of(values)
     words, output = prepare_words(model, values)
@@ -123,7 +123,7 @@ def allocation_of(values: Values) -> Allocation:
 
 
 def start(values: Values, where: Allocation, script: str, file: Path) -> int:
-    """Run a script or print it; the exit code."""
+    """Run a script or print it; return the exit code."""
     from sametoken.deploy.slurm import run
 
     if values["dry_run"]:
@@ -133,7 +133,7 @@ def start(values: Values, where: Allocation, script: str, file: Path) -> int:
 
 
 def node_python(values: Values) -> str:
-    """The Python of the nodes."""
+    """Python interpreter of the nodes."""
     return values["node_python"] or sys.executable
 
 
@@ -146,7 +146,7 @@ def _words(values: Values, name: str) -> tuple[str, ...]:
 
 
 def _read(words: list[str], values: Chosen) -> tuple[str | None, Chosen]:
-    """The model, and the options with those that stand without names among them."""
+    """Model, and options, including those that are given by position in the order of `DOCUMENTED`."""
     if len(words) < 2:
         return (words[0] if words else None), values
     if len(words) not in (len(DOCUMENTED), len(DOCUMENTED) + 1):
@@ -157,7 +157,7 @@ def _read(words: list[str], values: Chosen) -> tuple[str | None, Chosen]:
     found = dict(zip(DOCUMENTED, words, strict=False))
     model, _ = found.pop("model"), found.pop("scripts")
     if len(words) > len(DOCUMENTED):
-        found["system_prompt"] = words[-1].removeprefix('"').removesuffix('"')  # its launch.sh needs them
+        found["system_prompt"] = words[-1].removeprefix('"').removesuffix('"')  # quotes for its launch.sh
     for name in ("start", "shards"):
         if not re.fullmatch("[0-9]{1,6}", found[name]) or int(found[name]) < (name != "start"):
             least = int(name != "start")

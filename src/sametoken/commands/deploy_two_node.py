@@ -39,8 +39,8 @@ EXAMPLES = {
 def command(model: str | None, values: Chosen) -> int:
     """Serve a model on two hosts: each holds and computes half of every matrix.
 
-    Checks both hosts (ssh, versions, files, memory, interface, ports), starts the ranks with mpirun, asks for a first
-    chat, and stays until Ctrl-C. Takes the options of `sametoken serve`.
+    Checks both hosts (ssh, versions, files, memory, interface, ports), starts the ranks with mpirun, sends a first chat
+    request, and runs until Ctrl-C. Accepts the options of `sametoken serve`.
     """
     hosts = tuple((values["hosts"] or "").split(","))
     if len(hosts) != 2 or not all(hosts) or hosts[0] == hosts[1]:
@@ -111,7 +111,7 @@ def _check_server(server: ServerConfig) -> None:
 
 
 def _meeting() -> int:
-    """The port where the ranks meet. Raises ConfigError if MASTER_PORT is none."""
+    """Port of the rendezvous of the ranks. Raises ConfigError if MASTER_PORT is not a port."""
     stated = os.environ.get("MASTER_PORT") or str(MEETING)
     if not (stated.isascii() and stated.isdigit() and 0 < int(stated) < 2**16):
         raise ConfigError(f"MASTER_PORT={stated!r} in the environment: expected a number from 1 to 65535")

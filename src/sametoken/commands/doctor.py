@@ -1,7 +1,7 @@
-"""`sametoken doctor`: what this machine computes with; of a head what it is, who runs it, and what a target accepts.
+"""`sametoken doctor`: description of this machine; of a head: its kind, the engines that run it, and its acceptance.
 
-Of a model it says the memory that it will take, see `doctor_memory`; of a running server whether its speculation pays,
-see `doctor_server`.
+For a model see `doctor_memory`, which forecasts its memory; for a running server see `doctor_server`, which reports if
+speculation pays.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ EXAMPLES = {
 def command(name: str | None, values: Values) -> int:
     """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head or a model.
 
-    Of a head: kind, layer convention, norms, rotation, vocabulary, engines, and its acceptance. Of a model: the memory
-    that weights, cache and activations will take, from the headers of its files, and what fits. With --url, a running
-    server of sametoken, vLLM or SGLang: whether its speculation pays, and what to change.
+    Of a head: kind, layer convention, norms, RoPE, vocabulary, engines, and its acceptance. Of a model: the memory that
+    weights, cache and activations will need, from the headers of its files, and the batches and contexts that fit. With
+    --url, a running server of sametoken, vLLM or SGLang: if its speculation pays, and recommended changes.
     """
     if values["url"] is not None:
         if name is not None:
             raise ConfigError(f"HEAD is {name!r} and --url is {values['url']!r}; give one of them")
         here = [option for option in (*OF_A_HEAD, *doctor_memory.OPTIONS) if option.name != "json"]
         refuse_given(here, values, "files on this machine: leave out --url")
-        return doctor_server.tell_server(values)
+        return doctor_server.print_server(values)
     refuse_given(doctor_server.OPTIONS, values, "a running server: give --url")
     if name is None:
         return _machine(values)
     if values["target"] is None and _is_model(name):
         refuse_given([option for option in OF_A_HEAD if option.name in HEAD_ALONE], values, FOR_A_HEAD)
-        return doctor_memory.tell_memory(name, values)
+        return doctor_memory.print_memory(name, values)
     refuse_given(doctor_memory.OPTIONS, values, "a model: leave out --target")
     if values["target"] is None:
         raise ConfigError("--target is missing; expected the model that the head drafts for")
     params = SamplingParams(max_tokens=values["max_tokens"], temperature=values["temperature"], seed=0)
-    # A draft of fixed length: the controller would stop asking a head that accepts little.
+    # A fixed draft length, because the controller would stop drafting with a head of low acceptance.
     speculative = SpeculativeConfig(max_draft_len=values["max_draft_len"], adaptive=False)
 
     from sametoken.check.diagnosis import Trial, advise, diagnose, measure_acceptance
@@ -109,7 +109,7 @@ def command(name: str | None, values: Values) -> int:
 
 
 def _is_model(name: str) -> bool:
-    """True if a name is that of a whole model."""
+    """Return True if a name belongs to a whole model rather than to a head."""
     from sametoken.checkpoint.contents import architectures, trained_part
     from sametoken.checkpoint.hub import read_json, resolve
     from sametoken.heads.read import is_head

@@ -1,4 +1,4 @@
-"""`sametoken doctor MODEL`: the memory that a model, its draft and a batch will take, before anything is loaded."""
+"""`sametoken doctor MODEL`: forecast of the memory of a model, its draft and a batch, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINE = (
     "max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization", "tensor_parallel_size",
 )  # fmt: skip
 SPECULATIVE = ("max_total_draft_tokens", "tree_top_k", "draft_tensor_parallel_size")
-SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # options of a head too
+SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # for heads too
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,
 }  # fmt: skip
@@ -55,8 +55,8 @@ def _options() -> tuple[Option, ...]:
 OPTIONS = _options()
 
 
-def tell_memory(model: str, values: Values) -> int:
-    """Print what a model will take, and without a draft the heads that are known to fit it."""
+def print_memory(model: str, values: Values) -> int:
+    """Print the forecast of a model's memory; without a draft, also known heads that fit the model."""
     from sametoken.check import fitting
     from sametoken.check.memory import forecast
     from sametoken.check.memory_report import report
@@ -70,8 +70,8 @@ def tell_memory(model: str, values: Values) -> int:
     heads = fitting.fitting_heads(target, model, folders) if draft is None or folders else []
     training = _training(target) if values["training"] else {}
     if values["json"]:
-        said = {**found.to_json(), "heads": [head.to_json() for head in heads]}
-        print(json.dumps(said | ({"training": training} if training else {})))
+        record = {**found.to_json(), "heads": [head.to_json() for head in heads]}
+        print(json.dumps(record | ({"training": training} if training else {})))
     else:
         rows = [f"  {way:<36} {size / 1e9:.1f} GB" for way, size in training.items()]
         title = ["training an EAGLE-3 head, of each process in bfloat16 with AdamW, forwards of 2048 tokens:"]
@@ -94,7 +94,7 @@ def _folder(name: str) -> Path:
 
 
 def _draft(name: str) -> Path:
-    """The directory of a draft: its index is enough for a draft model, a head needs its small file."""
+    """Directory of a draft; of a draft model only the index is downloaded, of a head also its small weights."""
     from sametoken.checkpoint.hub import read_json, resolve
     from sametoken.checkpoint.places import draft_directory
     from sametoken.kinds import states_head
@@ -125,10 +125,10 @@ def _settings(values: Values) -> EngineSettings:
 
 
 def bytes_of(text: str) -> int:
-    """Bytes of words such as "24GiB", "80GB" or "1000000"; a letter alone is a power of 1024.
+    """Number of bytes from a text such as "24GiB", "80GB" or "1000000"; a unit of one letter is a power of 1024.
 
     Raises:
-        ConfigError: it says no number of bytes above 0.
+        ConfigError: the text is not a number of bytes above 0.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in UNITS or float(match[1]) <= 0:

@@ -1,4 +1,4 @@
-"""`sametoken doctor --url URL`: asks a running server twice for its metrics, and says whether its speculation pays."""
+"""`sametoken doctor --url URL`: report of speculation on a running server, from two scrapes of its metrics."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OPTIONS = titled(
         "seconds", Annotated[float, Field(gt=0)], 10.0, "number of seconds between the two readings of its metrics."
     ),
 )
-SILENCE_S = 15.0  # after which a server that says nothing is taken to be gone
+SILENCE_S = 15.0  # seconds without a byte from the server after which it counts as unreachable
 
 
-def tell_server(values: Values) -> int:
-    """Print whether speculation pays on a server, and why."""
+def print_server(values: Values) -> int:
+    """Print a report that states if speculation pays on a server, and the reasons."""
     from sametoken.check.remote import report
 
     key = values["api_key"] or environ.get("OPENAI_API_KEY")
@@ -53,11 +53,11 @@ async def _find(url: str, key: str | None, seconds: float) -> ServerFindings:
 
 
 async def _metrics(client: Client) -> Scrape:
-    """A scrape; of an SGLang server that exports none, one without samples.
+    """Scrape of the server's metrics; without samples for an SGLang server that exports no metrics.
 
     Raises:
-        ConfigError: the server cannot be reached, or wants a key.
-        SametokenError: it has no metrics that are known.
+        ConfigError: the server cannot be reached, or requires a key.
+        SametokenError: the server has no known metrics.
     """
     from sametoken.check.scrapes import SERVERS, Scrape, read
     from sametoken.client.client import RemoteError
@@ -78,8 +78,8 @@ async def _about(client: Client, scrape: Scrape) -> Mapping[str, Any]:
     name = scrape.names.server
     about: dict[str, Any] = {"model": await client.first_model()}
     if name == "sametoken":
-        said = await _json(client, "server_info")
-        speculative, offers = _object(said, "speculative"), _object(said, "offers")
+        info = await _json(client, "server_info")
+        speculative, offers = _object(info, "speculative"), _object(info, "offers")
         method = offers.get("method")
         about |= {"method": None if method == "none" else method, "adaptive": speculative.get("adaptive", True)}
         about["version"] = (await _json(client, "version")).get("version")
@@ -93,38 +93,38 @@ async def _about(client: Client, scrape: Scrape) -> Mapping[str, Any]:
 
 
 async def _sglang(client: Client) -> dict[str, Any]:
-    """Properties of an SGLang server, read from its endpoints; {} where the server is another."""
-    said = await _json(client, "get_server_info") or await _json(client, "server_info")
-    if "speculative_algorithm" not in said:
+    """Properties of an SGLang server, read from its endpoints; {} for any other server."""
+    reply = await _json(client, "get_server_info") or await _json(client, "server_info")
+    if "speculative_algorithm" not in reply:
         return {}
-    stated = said.get("internal_states")
+    stated = reply.get("internal_states")
     states = [state for state in stated if isinstance(state, dict)] if isinstance(stated, list) else []
     lengths = [length for state in states if (length := _number(state, "avg_spec_accept_length"))]
     return {
-        "version": said.get("version"),
-        "method": said["speculative_algorithm"],
-        "draft_len": max(0.0, _number(said, "speculative_num_draft_tokens") - 1),
+        "version": reply.get("version"),
+        "method": reply["speculative_algorithm"],
+        "draft_len": max(0.0, _number(reply, "speculative_num_draft_tokens") - 1),
         "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
     }
 
 
-def _object(said: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object in what a server said, {} where it said something else."""
-    found = said.get(key)
+def _object(reply: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Object under a key of a server's reply; {} if the value is not an object."""
+    found = reply.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def _number(said: Mapping[str, Any], key: str) -> float:
-    """A number in what a server said, 0 where it said something else."""
-    found = said.get(key)
+def _number(reply: Mapping[str, Any], key: str) -> float:
+    """Number under a key of a server's reply; 0 if the value is not a finite number."""
+    found = reply.get(key)
     return float(found) if isinstance(found, int | float) and isfinite(found) else 0.0
 
 
 async def _json(client: Client, path: str) -> dict[str, Any]:
-    """The JSON object of a page, {} where there is none: servers differ in which pages they have."""
+    """JSON object at a path of the server; {} if there is none, because not all servers have all paths."""
     from sametoken.client.client import RemoteError
 
     with suppress(RemoteError, ValueError, RecursionError):
-        said = json.loads(await client.page(path))
-        return said if isinstance(said, dict) else {}
+        reply = json.loads(await client.page(path))
+        return reply if isinstance(reply, dict) else {}
     return {}

@@ -1,4 +1,4 @@
-"""Other programs' names as commands: their whole command lines and variables become words of `sametoken serve`."""
+"""Commands with the names of other servers, whose command lines and variables become words of `sametoken serve`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.dialects.vllm_door import vllm
 
 
 class Passed(NamedTuple):
-    """Whose command line was read, and what of it has no effect."""
+    """Translated command line of another server: the server's command, None for none, and its parts without effect."""
 
     program: str | None
     idle: list[str]
@@ -20,16 +20,16 @@ class Passed(NamedTuple):
 
 Door = Callable[[Sequence[str], Mapping[str, str]], Passage]
 DOORS: Mapping[str, Door] = {"llama-server": llama_server, "vllm serve": vllm}
-PREFIXES = {"LLAMA_ARG_": "llama-server", "VLLM_": "vllm serve"}  # of variables, and whose they are
-PASSED: list[Passed] = []  # the command line of this process, until its server has said what it came to
+PREFIXES = {"LLAMA_ARG_": "llama-server", "VLLM_": "vllm serve"}  # prefixes of variables, with their server
+PASSED: list[Passed] = []  # translated command line of this process, until its notes are logged
 TABLES = {"llama-server": "llama_server", "vllm serve": "vllm"}
 
 
 def through_door(program: str, arguments: Sequence[str]) -> list[str]:
-    """The words of `sametoken` for a command line of another program; sets variables that it asks for.
+    """Words of `sametoken` for a command line of another program; sets environment variables that options require.
 
     Raises:
-        ConfigError: an option would change texts or what is served, or its value makes no sense.
+        ConfigError: an option would change outputs or needs an unsupported feature, or its value is wrong.
     """
     if any(word in ("-h", "--usage") or word.startswith("--help") for word in arguments):
         return ["serve", "--help"]
@@ -43,7 +43,10 @@ def through_door(program: str, arguments: Sequence[str]) -> list[str]:
 
 
 def notes_of_start() -> list[str]:
-    """Notes on options of another program's command line, once, and on environment variables, that have no effect."""
+    """Notes on options without effect in another program's command line, and on variables without effect.
+
+    The notes on options are returned by the first call only.
+    """
     program, idle = PASSED.pop() if PASSED else Passed(None, [])
     others = {prefix: "" for prefix, owner in PREFIXES.items() if owner != program}
     doors = " and ".join(f"`sametoken {owner}`" for owner in PREFIXES.values() if owner != program)

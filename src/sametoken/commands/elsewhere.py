@@ -1,4 +1,4 @@
-"""Commands that run on other machines: the words of `sametoken prepare` and `sametoken train` there."""
+"""Command lines of `sametoken prepare` and `sametoken train` for other machines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sametoken.commands import prepare, train
 from sametoken.commands.options import Chosen, given_words
 from sametoken.errors import ConfigError
 
-# Keys go by the environment (OPENAI_API_KEY): a script is a file that others may read.
+# Keys are passed in the environment (OPENAI_API_KEY), because other users may read a script.
 LEFT_OUT = ("shard", "show", "json", "hidden_states", "api_key")
 PREPARE = tuple(each for each in prepare.OPTIONS if each.name not in LEFT_OUT)
 TRAIN = tuple(each for each in train.OPTIONS if each.name != "num_gpu")
@@ -20,7 +20,7 @@ PROGRAM = "sametoken.cli"  # after `python -m`
 
 
 def everywhere(name: str | None) -> str:
-    """A model's name as it is understood in another working directory: a path that exists here becomes absolute."""
+    """Name of a model for another working directory: a path that exists here becomes absolute."""
     if name is None or name == embedded.NAME:
         return embedded.NAME
     path = user_path(name)
@@ -37,10 +37,10 @@ def _absolute(value: str | list[str]) -> str | list[str]:
 
 
 def output_directory(given: str) -> Path:
-    """The absolute path of a directory that is written.
+    """Absolute path of a directory for outputs.
 
     Raises:
-        ConfigError: it is empty, or there is a file of this name.
+        ConfigError: the path is empty, or is a file.
     """
     if not given:
         raise ConfigError(f"the directory to write is {given!r}; expected --output DIR")
@@ -51,7 +51,7 @@ def output_directory(given: str) -> Path:
 
 
 def _read_by_nodes(values: Chosen, names: Iterable[str]) -> None:
-    """Refuse files that are not there: a job would find that out on every node."""
+    """Refuse options whose files do not exist, before a job fails on every node."""
     for name in names:
         given = values[name] or []
         for each in [given] if isinstance(given, str) else given:
@@ -63,7 +63,7 @@ def _read_by_nodes(values: Chosen, names: Iterable[str]) -> None:
 
 
 def prepare_words(model: str | None, values: Chosen) -> tuple[list[str], Path]:
-    """The words of `python -m` that write hidden states, without the part; and where they write."""
+    """Words after `python -m` that write hidden states, without the option for the part; and their directory."""
     if not values["data"] or values["output"] is None:
         raise ConfigError("--data or --output is missing; expected --data FILE.jsonl --output DIR")
     _read_by_nodes(values, ("data",))
@@ -73,7 +73,7 @@ def prepare_words(model: str | None, values: Chosen) -> tuple[list[str], Path]:
 
 
 def train_words(model: str | None, values: Chosen) -> tuple[list[str], Path]:
-    """The words of `python -m` that train, and where they write."""
+    """Words after `python -m` that train, and their directory."""
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")
     _read_by_nodes(values, ("data", "eval_data"))

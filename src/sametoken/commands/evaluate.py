@@ -1,6 +1,6 @@
-"""`sametoken evaluate`: how many tokens a head or a draft saves on given prompts, as the engine serves them.
+"""`sametoken evaluate`: acceptance length of a head or a draft on given prompts, measured with the engine.
 
-Exit code 1 says that the acceptance length is below the bound that was asked for.
+Exit code 1 means that the acceptance length is below the given bound.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def command(head: str, values: Values) -> int:
     """
     _check(values)
     bound = values["ar_lower_bound"]
-    aside = sys.stderr if values["json"] else sys.stdout  # one JSON object is all that is printed
+    aside = sys.stderr if values["json"] else sys.stdout  # with --json, standard output has one JSON object alone
     engine = {name: values[name] for name in RUN}
     EngineConfig(**engine)
     use_threads(values["threads"])
@@ -98,7 +98,7 @@ def command(head: str, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuse what no model is needed for."""
+    """Check all options that can be checked without a model."""
     if values["data"] is None:
         raise ConfigError("got no --data; expected --data FILE.jsonl with conversations that were not trained on")
     if (bound := values["ar_lower_bound"]) is not None and not math.isfinite(bound):

@@ -1,4 +1,4 @@
-"""`sametoken export`: a head for another engine, or a refusal that says what that engine does not compute."""
+"""`sametoken export`: a head for another engine; refused with the reason if that engine cannot run the head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands without a model: the embedded one takes its place and the first line says so, but never with user's data."""
+"""Embedded model for commands without a model, with a note in the first line; never used with the user's data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BUILT_IN = "builtin"  # the workload that comes with the package
 
 
 def note_of(command: str, module: ModuleType, model: str | None, values: Chosen) -> str | None:
-    """A sentence where the embedded model takes the place of one that was not named; None on further ranks.
+    """Note that a command uses the embedded model because none was named; None in other cases and on further ranks.
 
     Raises:
-        ConfigError: the data are the user's, of which the embedded model knows nothing.
+        ConfigError: the command has data of the user, which is never meant for the embedded model.
     """
     if not falls_back(module, model, values):
         return None
@@ -33,13 +33,13 @@ def note_of(command: str, module: ModuleType, model: str | None, values: Chosen)
 
 
 def falls_back(module: ModuleType, model: str | None, values: Chosen) -> bool:
-    """True if a command computes with the embedded model although the user did not name it."""
+    """Return True if a command uses the embedded model although the user did not name it."""
     if takes_model(module):
-        asks_server = isinstance(values.get("url"), str)  # which knows its model
-        return model is None and values.get("model") is None and not asks_server
+        on_server = isinstance(values.get("url"), str)  # the server has a model of its own
+        return model is None and values.get("model") is None and not on_server
     return values.get("target") == embedded.NAME and "target" not in values.given and model != embedded.NAME
 
 
 def takes_model(module: ModuleType) -> bool:
-    """True if the positional argument of a command is its model."""
+    """Return True if the positional argument of a command is its model."""
     return not hasattr(module, "ARGUMENT") or (module.ARGUMENT is not None and module.ARGUMENT.metavar == "MODEL")

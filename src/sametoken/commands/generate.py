@@ -74,7 +74,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def in_order(chunks: Iterable[Chunk], prompts: int, choices: int) -> Iterator[Chunk]:
-    """Chunks of a batch as if one completion came after the other; later ones wait for their turn."""
+    """Chunks of a batch in the order of the completions; chunks of later completions are kept back."""
     waiting: defaultdict[tuple[int, int], list[Chunk]] = defaultdict(list)
     turns = ((index, choice) for index in range(prompts) for choice in range(choices))
     turn = next(turns, None)

@@ -11,12 +11,12 @@ from sametoken.prompts.sources import STDIN, Source, as_turn, nonempty_text
 
 
 def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:
-    """The prompts of `--prompt` or `--data`, whichever was given.
+    """Prompts of `--prompt` or of `--data`.
 
     Args:
-        texts: `--prompt`, each a prompt; "-" is all of standard input as one.
-        file: `--data`, see `first_turns`.
-        chat: take texts as the user's turn of a conversation.
+        texts: values of `--prompt`; "-" is the whole standard input as one prompt.
+        file: value of `--data`, see `first_turns`.
+        chat: True if a text is the user's turn of a conversation.
 
     Raises:
         ConfigError: none or both were given. RequestError: a prompt is empty or a line is not a prompt.
@@ -36,7 +36,7 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
 
 
 def first_turns(file: str) -> list[Source]:
-    """The prompts of `--data`; what the user says in later turns is not asked, and standard error says so.
+    """Prompts of `--data`: the first turn of each line; a message on standard error counts lines with later turns.
 
     Raises:
         ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.

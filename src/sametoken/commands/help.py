@@ -1,6 +1,6 @@
-"""Pages of help: what a command is for, examples, then its options in panels, one panel per group.
+"""Pages of help: purpose of a command, examples, and options in panels, one panel per group.
 
-An option is shown in one spelling; underscores and the names of other tools work too and are not shown.
+An option is shown in one spelling; spellings with underscores and the names in other tools work too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from sametoken.commands.options import Option
 
-WIDEST = 120  # columns: longer lines are hard to read
-NAMES = 30  # columns of names and kinds of values at most; what is longer stands on a line of its own
+WIDEST = 120  # columns; longer lines are hard to read
+NAMES = 30  # columns for names and kinds of values, at most; longer ones have a line of their own
 OWN, LAST = "Options", "Help and errors"  # titles of options that no declaration groups
 ON_OFF = {True: "on", False: "off", None: ""}
 VALUES = {str: "TEXT", int: "INTEGER", float: "NUMBER"}
 
 
 class HelpLine(NamedTuple):
-    """A name, the kind of its value ("" for none), what it means, and its default ("" for none)."""
+    """Name, kind of the value ("" for none), meaning, and default ("" for none)."""
 
     name: str
     value: str
@@ -34,7 +34,7 @@ class HelpLine(NamedTuple):
 
 
 def command_page(context: Any, module: ModuleType) -> str:
-    """The help of the command that a module defines; `context` is the parser's."""
+    """Help of the command of a module; `context` is the parser's context."""
     ours = {option.name for option in module.OPTIONS}
     panels: dict[str, list[HelpLine]] = {"Arguments": [], OWN: []}
     for option in module.OPTIONS:
@@ -49,7 +49,7 @@ def command_page(context: Any, module: ModuleType) -> str:
 
 
 def top_page(context: Any, groups: Mapping[str, Mapping[str, str]], examples: Mapping[str, str]) -> str:
-    """The help of the whole program: `groups` of commands with what each is for."""
+    """Help of the whole program; `groups` have the commands, each with its purpose."""
     panels = {title: [HelpLine(name, "", what) for name, what in group.items()] for title, group in groups.items()}
     panels[OWN] = [_parsers_line(parameter) for parameter in context.command.get_params(context)]
     return _page(context, panels, examples, "`sametoken COMMAND --help` explains a command.")
@@ -66,7 +66,7 @@ def _line_of(option: Option) -> HelpLine:
 
 
 def _parsers_line(parameter: Any) -> HelpLine:
-    """An option of the parser's own, such as --help."""
+    """Line for an option of the parser itself, such as --help."""
     return HelpLine(", ".join(sorted(parameter.opts, key=len)), "", parameter.help or "")
 
 
@@ -94,7 +94,7 @@ def _page(context: Any, panels: Mapping[str, Sequence[HelpLine]], examples: Mapp
 
 
 def _lines(console: Console, row: HelpLine, names: int, width: int) -> Iterator[Text]:
-    """The lines of a row in `width` columns, of which `names` are for its name."""
+    """Lines of a row in `width` columns, of which `names` are for its name."""
     from rich.text import Text
 
     said = Text(row.help[:1].upper() + row.help[1:])

@@ -1,4 +1,4 @@
-"""From options to a loaded `LLM`. Every setting is checked before torch is imported or a file is read."""
+"""Load an `LLM` from options. All settings are checked before torch is imported or a file is read."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> LLM:
-    """The engine that the options describe; no model, or "embedded", is the pair that comes with the package.
+    """Load the engine that the options describe; the model None or "embedded" is the pair of the package.
 
     Args:
-        calibrated: measure what drafts cost now, so that the first request need not.
+        calibrated: True to measure the costs of drafts now rather than during the first requests.
 
     Raises:
         SametokenError: a setting is refused, or the models cannot be loaded together.
     """
     drafting = settings_of(SpeculativeConfig, values)
-    if isinstance(values, Chosen):  # where nobody set anything, the engine has a method and a length of its own
+    if isinstance(values, Chosen):  # only given options are passed, so that the engine chooses the others
         drafting = {name: value for name, value in drafting.items() if name in values.given}
     speculative = SpeculativeConfig(**drafting)
     engine = EngineConfig(**settings_of(EngineConfig, values))
@@ -54,10 +54,10 @@ def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> L
 
 
 def join_ranks(values: Values, replicas: int = 1) -> None:
-    """Return on rank 0 and where there is one rank; another rank computes until rank 0 ends, and ends its process.
+    """Return on rank 0, or if there is one rank; any other rank computes until rank 0 ends, and ends its process.
 
     Raises:
-        ConfigError: a launcher has started the ranks of one model, and there are to be several replicas of it.
+        ConfigError: a launcher has started the ranks of one model, but several replicas of it are configured.
     """
     if values["tensor_parallel_size"] == 1:
         return
@@ -78,15 +78,16 @@ def join_ranks(values: Values, replicas: int = 1) -> None:
 
 
 def use_cpus(cpus: str | None, threads: int | None, part: int = 0, parts: int = 1) -> None:
-    """Compute on these CPUs alone, from the first thread on, and with so many threads; None is on all.
+    """Restrict this process to CPUs, and set the number of its threads.
 
     Args:
-        cpus: a list as taskset writes it.
-        threads: see `use_threads`; None is one per CPU of the list.
-        part, parts: which of so many equal parts of the list this process has; threads are those of all parts.
+        cpus: list of CPUs in the notation of taskset; None for all.
+        threads: number of threads of all parts together, see `use_threads`; None means one per CPU of the list.
+        part: number of this process's part of the list, from 0.
+        parts: number of equal parts of the list.
 
     Raises:
-        ConfigError: the list cannot be read, or has CPUs that this process may not use, or too few.
+        ConfigError: the list is invalid, or has CPUs that this process may not use, or too few.
     """
     if cpus is not None:
         from sametoken.parallel.host import own_cores, pin
@@ -110,10 +111,10 @@ def use_cpus(cpus: str | None, threads: int | None, part: int = 0, parts: int = 
 
 
 def use_threads(threads: int | None) -> None:
-    """Compute with so many threads; None is one per core.
+    """Set the number of threads; None means one per core.
 
     Raises:
-        ConfigError: before torch is imported, for a number that no machine has.
+        ConfigError: the number is out of range; raised before torch is imported.
     """
     if threads is None:
         return

@@ -1,6 +1,6 @@
-"""Options of the commands, taken from the settings classes: their names, types, defaults and documentation.
+"""Options of the commands, made from the settings classes with their names, types, defaults and documentation.
 
-One source, so an option cannot drift from the field that it sets, nor be accepted without one.
+With this single source, an option always agrees with the field that it sets, and none exists without a field.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sametoken.options.sampling import RECOMMENDED, SamplingParams
 from sametoken.options.serving import CACHE, GROUPS
 from sametoken.options.speculation import SpeculativeConfig
 
-MOST_NUMBERS = 64  # of one option
-# Names of one thing, each of which every command takes, ours first: tokens of an output (vLLM's, AIPerf's and
-# transformers' names), a file of conversations.
+MOST_NUMBERS = 64  # numbers of one option, at most
+# Equivalent names, accepted by every command, ours first: for the tokens of an output (names in vLLM, AIPerf and
+# transformers), and for a file of conversations.
 SYNONYMS = (("max_tokens", "output_len", "osl", "max_new_tokens"), ("data", "prompts", "data_path"))
-PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # of the names of options, by class of settings
-Values = Mapping[str, Any]  # what the user chose, by option name
+PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # prefixes of names of options, by class of settings
+Values = Mapping[str, Any]  # values of options, by name
 
 
 class Chosen(dict[str, Any]):
     """Values of all options.
 
     Attributes:
-        given: the names of those that the user gave, at their default or not.
+        given: names of the options that the user gave, even with their default values.
     """
 
     def __init__(self, values: Values, given: Iterable[str]) -> None:
@@ -44,17 +44,17 @@ class Option(NamedTuple):
     """One option.
 
     Attributes:
-        name: as a Python name; spelled with dashes or underscores on the command line.
+        name: name as in Python; on the command line it is written with dashes or underscores.
         type: bool, int, float, str, list[int] or list[str] (repeatable), or a tuple of numbers, which are separated by
             commas; numbers may have limits.
-        default: what it is when not given.
-        help: says the unit and what None means.
-        metavar: what the help shows as its value; None lets the type speak.
-        aliases: further spellings, as they are written.
-        words: its value goes on, word by word, up to the next option.
-        group: title of the panel of the help that it stands in; "" is the command's own.
-        hidden: it works and the help does not show it.
-        alone: its value where none follows it.
+        default: value of the option if it is not given.
+        help: description, with the unit and the meaning of None.
+        metavar: placeholder of the value in the help; None derives it from the type.
+        aliases: further spellings, with their dashes.
+        words: True if the value consists of all words up to the next option.
+        group: title of the option's panel in the help; "" for the command's own panel.
+        hidden: True if the help does not show the option.
+        alone: value of the option if no value follows it.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Option(NamedTuple):
 
     @property
     def kind(self) -> Any:
-        """The type that a command line reads, without limits."""
+        """Type of the option for the parser, without limits."""
         return str if get_origin(self.type) is tuple else members(self.type)[0]
 
     @property
@@ -86,7 +86,7 @@ class Option(NamedTuple):
 
     @property
     def parsed(self) -> tuple[str, ...]:
-        """The spellings that the parser is told; `variants` leads the others there."""
+        """Spellings for the parser; `variants` maps the others to these."""
         return tuple(each for each in self.spellings if each == self.spellings[0] or not each.startswith("--"))
 
 
@@ -105,17 +105,18 @@ AS_JSON = Option("json", bool, False, "print one JSON object instead of text.")
 
 
 def several(owner: type, name: str) -> Any:
-    """The type of an option that takes several values of a setting, each within the limits of the setting."""
+    """Type of an option with several values of a setting, each within the limits of the setting."""
     return tuple[declared(owner)[name].hint, ...]  # type: ignore[misc]
 
 
 class Argument(NamedTuple):
-    """Positional argument of a command, where it is not a model.
+    """Positional argument of a command, if it is not a model.
 
     Attributes:
-        type: str, or list[str] for one or more.
-        help: says what it is. `metavar`: what the help shows as its value.
-        optional: it may be left out, which is None.
+        type: str, or list[str] for one or more values.
+        help: description of the argument.
+        metavar: placeholder of the value in the help.
+        optional: True if the argument may be left out; its value is None then.
     """
 
     type: Any
@@ -125,7 +126,7 @@ class Argument(NamedTuple):
 
 
 def variants(options: Iterable[Option]) -> dict[str, str]:
-    """The documented name by every further spelling of it, both without their two dashes."""
+    """Documented name of an option by each further spelling, both without their two dashes."""
     found: dict[str, str] = {}
     for option in options:
         first, *others = option.spellings
@@ -136,14 +137,14 @@ def variants(options: Iterable[Option]) -> dict[str, str]:
 
 
 def titled(title: str, *options: Option) -> tuple[Option, ...]:
-    """Options that stand together in the help, below this title."""
+    """Options with the title of their common panel in the help."""
     return tuple(option._replace(group=title) for option in options)
 
 
 def sampling_options(*names: str, owner: type = SamplingParams) -> tuple[Option, ...]:
-    """Options for fields of `SamplingParams`, all that a command line can say unless named.
+    """Options for fields of `SamplingParams`: the named ones, or all that commands have.
 
-    Those that a model may recommend are None unless given.
+    Options that a model may recommend have the default None.
     """
     return tuple(
         _recommended(owner, option) if option.shown.recommended else _option(owner, option)
@@ -153,7 +154,7 @@ def sampling_options(*names: str, owner: type = SamplingParams) -> tuple[Option,
 
 
 def settings_options(owner: type[Settings], prefix: str = "") -> tuple[Option, ...]:
-    """One option per field of a group of settings, `prefix` before its name."""
+    """Options for the fields of a group of settings, with `prefix` before their names."""
     return tuple(_option(owner, option, prefix) for option in declared(owner).values())
 
 
@@ -170,7 +171,7 @@ def engine_options() -> tuple[Option, ...]:
 
 
 def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) -> SamplingParams:
-    """The sampling parameters that were chosen, then what the model recommends, then the defaults.
+    """Sampling parameters from the options, then from the model's recommendations, then from the defaults.
 
     Raises:
         RequestError: a value is refused.
@@ -188,7 +189,7 @@ def sampling_of(values: Values, recommended: Mapping[str, Any] | None = None) ->
 
 
 def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict[str, Any]:
-    """Keys and values of a group of settings that are among the options."""
+    """Keys and values of a group of settings, for the keys that are options."""
     return {
         name: _tables(option)(prefix + name, values[prefix + name]) if _is_table(option) else values[prefix + name]
         for name, option in declared(owner).items()
@@ -197,10 +198,10 @@ def settings_of(owner: type[Settings], values: Values, prefix: str = "") -> dict
 
 
 def refuse_beyond(options: Iterable[Option], values: Values) -> None:
-    """Refuse numbers outside the limits of their options; those of settings are checked where these are made.
+    """Refuse numbers outside the limits of their options; the classes of settings check their own values.
 
     Raises:
-        ConfigError: names the first.
+        ConfigError: a number is outside its limits; the message names the first option.
     """
     for option in options:
         value, bounds = values[option.name], limits(option.type)
@@ -240,16 +241,16 @@ def numbers(option: Option, text: str) -> list[Any]:
 
 
 def spelled_as_option(error: ConfigError, options: Iterable[Option]) -> ConfigError:
-    """An error about a setting, with the option that sets it in the place of the setting's own name."""
+    """Error about a setting, with the name of the option in place of the setting's name."""
     group, _, name = error.field.partition(".")
     if group in PREFIXES and not name:
-        return error.about("")  # of several settings, which the message names
+        return error.about("")  # the error is about several settings, which the message names
     spellings = {option.name: option.spellings[0].partition("/")[0] for option in options}
     return error.about(spellings.get(PREFIXES.get(group, "") + name, error.field))
 
 
 def given_words(options: Iterable[Option], values: Chosen, without: Iterable[str] = ()) -> Iterator[str]:
-    """The options that were given, as a command line has them, except those of the names `without`."""
+    """Words of a command line for the given options, except those with the names `without`."""
     for option in options:
         if option.name not in values.given or option.name in without:
             continue
@@ -262,13 +263,13 @@ def given_words(options: Iterable[Option], values: Chosen, without: Iterable[str
 
 
 def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> None:
-    """Refuse options that were given although nothing would read them.
+    """Refuse given options that would have no effect.
 
     Args:
-        purpose: what they are for and how to get there, after "is for".
+        purpose: use of the options and how to select it, as the continuation of "is for".
 
     Raises:
-        ConfigError: names the first.
+        ConfigError: one of the options was given; the message names the first.
     """
     for option in options:
         if values[option.name] != option.default:
@@ -276,11 +277,11 @@ def refuse_given(options: Sequence[Option], values: Values, purpose: str) -> Non
 
 
 def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[str]:
-    """The arguments with the words of an option that takes several as one, and with the values that were left out."""
+    """Arguments in which the words of one option (`Option.words`) are joined, and omitted values (`alone`) added."""
     several = {spelling for option in options if option.words for spelling in option.spellings}
     alone = {spelling: option.alone for option in options if option.alone for spelling in option.spellings}
     joined: list[str] = []
-    going = False  # the option has its first word and may have more
+    going = False  # True if further words belong to the option
     for place, argument in enumerate(arguments):
         if joined and joined[-1] in alone and argument.startswith("-"):
             joined.append(alone[joined[-1]])
@@ -294,7 +295,7 @@ def joined_words(arguments: Sequence[str], options: Sequence[Option]) -> list[st
 
 
 def _option(owner: type, option: Declared, prefix: str = "") -> Option:
-    kind, metavar = _spoken(option.hint)
+    kind, metavar = _option_type(option.hint)
     default = None if get_origin(kind) is list else option.field.default
     return Option(prefix + option.name, kind, default, option.help, metavar, option.shown.spellings, group=title(owner))
 
@@ -304,8 +305,8 @@ def _recommended(owner: type, option: Declared) -> Option:
     return _option(owner, option)._replace(default=None, help=note)
 
 
-def _spoken(hint: Any) -> tuple[Any, str | None]:
-    """The type that a command line can say for a field's type, and a word for its value."""
+def _option_type(hint: Any) -> tuple[Any, str | None]:
+    """Type of an option for the type of a field, and the placeholder of its value."""
     kinds = [kind for kind in members(hint) if kind is not NoneType]
     if str in kinds and len(kinds) > 1:  # one string or several
         return list[str], "TEXT"
@@ -329,13 +330,13 @@ def _is_table(option: Declared) -> bool:
 
 
 def _tables(option: Declared) -> Callable[[str, Any], dict[Any, Any] | None]:
-    """Parser of the text of an option that is a table."""
+    """Parser of the text of an option whose value is a mapping."""
     (kind,) = (each for each in members(option.hint) if get_origin(each) is not None)
     return _object if get_args(kind)[0] is str else _table
 
 
 def _object(name: str, given: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """An object from JSON; a table stays one."""
+    """Mapping from a JSON object; a mapping is copied."""
     if given is None or isinstance(given, Mapping):
         return None if given is None else dict(given)
     try:
@@ -348,7 +349,7 @@ def _object(name: str, given: str | Mapping[str, Any] | None) -> dict[str, Any] 
 
 
 def _table(name: str, given: str | Mapping[int, int] | None) -> dict[int, int] | None:
-    """Integers by integers from "1:4,8:2" or from JSON, whose keys are strings; a table stays one."""
+    """Mapping of integers from "1:4,8:2", or from JSON, whose keys are strings; a mapping is copied."""
     if given is None or isinstance(given, Mapping):
         return None if given is None else dict(given)
     pairs = [part.split(":") for part in re.sub(r'[{}"\s]', "", given).split(",")]

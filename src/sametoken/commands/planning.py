@@ -1,4 +1,4 @@
-"""From the options of `sametoken serve` to the command of an engine: which options were stated, where the draft is."""
+"""Conversion of the options of `sametoken serve` to the command of another engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 OURS = "sametoken"
 ENGINES = (OURS, "vllm", "sglang", "trtllm")
-SERVERS = {"vllm": "vllm serve", "trtllm": "trtllm-serve"}  # whose own options are passed on
+SERVERS = {"vllm": "vllm serve", "trtllm": "trtllm-serve"}  # servers to which their own options are passed on
 OPTIONS = titled(
     "Another engine",
     Option(
@@ -38,10 +38,10 @@ OPTIONS = titled(
 
 
 def check_engine(values: Values) -> None:
-    """Refuse an engine that there is not, and options of engines where ours serves.
+    """Refuse an unknown engine, and options for other engines without --engine.
 
     Raises:
-        ConfigError: names the option.
+        ConfigError: an option is refused; the message names it.
     """
     if values["engine"] not in ENGINES:
         raise ConfigError(unknown_name("engine", values["engine"], ENGINES))
@@ -53,7 +53,7 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
     """Launch of the engine of `--engine`, and a sentence for each setting that was left out.
 
     Raises:
-        SametokenError: the engine has no option for something, or a file cannot be read.
+        SametokenError: the engine has no equivalent of an option, or a file cannot be read.
     """
     from sametoken.deploy.plan.engines import ENGINES as TRANSLATIONS
     from sametoken.deploy.plan.launch import Wanted
@@ -103,7 +103,7 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
 
 
 def _passed(engine: str, values: Chosen) -> dict[str, object]:
-    """Options of the engine's own server that mean nothing here, which it gets as they are."""
+    """Options of the engine's own server without a meaning here, which are passed on unchanged."""
     server = SERVERS.get(engine)
     format_of_files = {ROUNDING: values[ROUNDING]} if engine == "vllm" and values[ROUNDING] in STATED else {}
     return format_of_files | {

@@ -1,6 +1,6 @@
-"""`sametoken prepare`: conversations into samples that a head is trained on, and the target's hidden states to disk.
+"""`sametoken prepare`: conversion of conversations to training samples, and hidden states of the target on disk.
 
-Prints what it met before anything is trained: how much counts, what was cut, and what the draft vocabulary covers.
+Prints a summary of the samples: tokens that count in the loss, cut conversations, coverage of the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sametoken.train.dataset.prepared import Origin, Prepared
 
 MAX_LEN = 2048
-RUN = ("dtype", "device")  # settings of the engine that the target is run with
+RUN = ("dtype", "device")  # settings of the engine that runs the target
 SERVERS = ("api_key", "concurrency")
 
 HIDDEN = titled(
@@ -132,8 +132,8 @@ EXAMPLES = {
 def command(model: str | None, values: Values) -> int:
     """Turn conversations into training samples: token ids, a loss mask, and if wanted a draft vocabulary.
 
-    The loss mask has the tokens that the assistant wrote. If writing hidden states is stopped, the same command goes
-    on. A directory that was made with other settings is refused.
+    The loss mask has the tokens that the assistant wrote. If writing hidden states is stopped, the same command
+    continues. A directory that was made with other settings is refused.
     """
     _check(values)
     template = _template(values["chat_template_kwargs"])
@@ -167,7 +167,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check(values: Values) -> None:
-    """Refuse what no reading of files is needed for."""
+    """Check all options that can be checked without files."""
     if not values["data"]:
         raise ConfigError("got no --data; expected --data FILE.jsonl, with conversations that the target answered")
     if values["output"] is None and not values["show"]:
@@ -199,7 +199,7 @@ def _template(given: str | None) -> dict[str, Any]:
 
 
 def _max_len(directory: Path, given: int | None) -> int:
-    """Tokens of a sample, which the target must be able to read."""
+    """Number of tokens of a sample, at most; limited by the target's context."""
     from sametoken.checkpoint.hub import read_config
     from sametoken.model.config import ModelConfig
 
@@ -262,7 +262,7 @@ def summary(prepared: Prepared) -> Iterator[str]:
 
 
 def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
-    """Write what is missing of this process's part and state what there is."""
+    """Write the missing hidden states of this process's part; return a summary of the directory."""
     from sametoken.train.dataset.extraction import check_size, extract, parse_bytes, parse_part, spell
 
     budget = None if values["budget"] is None else parse_bytes(values["budget"])
@@ -280,7 +280,7 @@ def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfi
 
 
 def _source(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> tuple[Reader, HiddenSpec]:
-    """Source of the hidden states, and the model and layers that they are of."""
+    """Source of the hidden states, and the description of their model and layers."""
     from sametoken.checkpoint.hub import read_config
     from sametoken.engine.load import DTYPES, load_models
     from sametoken.model.config import ModelConfig
@@ -306,13 +306,13 @@ def _source(prepared: Prepared, directory: str, engine: EngineConfig, values: Va
 
 
 def _rank() -> str:
-    """This process's part as torchrun, mpirun and such say it."""
+    """Rank of this process and number of processes, as "0/1", from the variables of torchrun, mpirun or srun."""
     place = place_of(os.environ, started(os.environ))
     return f"{place.rank}/{place.size}"
 
 
 def coloured(tokenizer: Tokenizer, masked: Masked, max_len: int) -> Text:
-    """A sample as a terminal shows it, special tokens included; what lies beyond `max_len` is struck through."""
+    """Text of a sample for a terminal, including special tokens; tokens beyond `max_len` are struck through."""
     from rich.text import Text
 
     from sametoken.train.dataset.masks import spans_of
@@ -335,7 +335,7 @@ def _print_sample(name: str, text: Text) -> None:
 
 @contextmanager
 def _bar(purpose: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar, and what moves it."""
+    """Show a progress bar within the block; yield the function that advances it."""
     with open_progress() as progress:
         task = progress.add_task(purpose, total=total)
         yield lambda steps: progress.advance(task, steps)

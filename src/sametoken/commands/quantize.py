@@ -1,4 +1,4 @@
-"""`sametoken quantize`: a checkpoint in a format with fewer bits that other engines read, and what that costs."""
+"""`sametoken quantize`: a checkpoint in a format with fewer bits that other engines read, and a report of its error."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ EXAMPLES = {
 
 
 def command(model: str | None, values: Values) -> int:
-    """Write a quantised copy of a model or a head, and report what the rounding costs.
+    """Write a quantised copy of a model or a head, and report the error of the rounding.
 
-    sametoken reads the copy, and so do other engines. The work is done layer by layer on the CPU: a model needs memory
-    for one layer and one file of weights. A head needs --target, and memory for the whole target.
+    sametoken and other engines read the copy. Layers are rounded one by one on the CPU: a model needs memory for one
+    layer and one file of weights. A head needs --target, and memory for the whole target.
     """
     _check(values)
     use_threads(values["threads"])
@@ -84,8 +84,8 @@ def command(model: str | None, values: Values) -> int:
             head = _write_head(name, directory, output, values)
         return _print(head, output, values["json"])
     if values["draft"] is not None:
-        draft_directory(values["draft"])  # before the work is done
-    with stop_at_signals() as stop, stop.at_once():  # what is half written is removed
+        draft_directory(values["draft"])  # an error of the draft is raised before the work begins
+    with stop_at_signals() as stop, stop.at_once():  # a signal ends the work, and partial files are removed
         report, written, prompts = _write(name, directory, output, values)
     write_json(output / REPORT, report.to_json())
     if values["draft"] is not None:
@@ -95,7 +95,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _check_output(output: Path, read: Mapping[str, str | None]) -> None:
-    """Raise where the directory to write is one that is read: writing replaces it."""
+    """Raise ConfigError if the output directory, which is replaced, is also read."""
     for name, place in read.items():
         if place is not None and output.exists() and output.resolve() == Path(place).expanduser().resolve():
             raise ConfigError(f"--output {output} is {name}; choose another place")
@@ -113,7 +113,7 @@ def _print(report: Report | HeadReport, written: Path, as_json: bool) -> int:
 
 
 def _directory(model: str | None, values: Values) -> Path:
-    """Of the model, or of the head."""
+    """Directory of the model or of the head."""
     from sametoken.checkpoint.paths import user_path
     from sametoken.checkpoint.places import draft_directory, target_directory
     from sametoken.heads.read import is_head
@@ -131,7 +131,7 @@ def _directory(model: str | None, values: Values) -> Path:
 
 
 def _check(values: Values) -> None:
-    """Refuse what no model is needed for."""
+    """Check all options that can be checked without a model."""
     if values["output"] is None:
         raise ConfigError("got no --output; expected --output DIR")
     if values["format"] not in FORMATS:
@@ -197,7 +197,7 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
 
 
 def _write(name: str, directory: Path, output: Path, values: Values) -> tuple[Report, Path, list[list[int]]]:
-    """The report, the checkpoint or file that was written, and the held-out prompts."""
+    """Write the copy; return the report, the written checkpoint or file, and the held-out prompts."""
     from sametoken.checkpoint.tokenizer import load_tokenizer
     from sametoken.files import new_directory
     from sametoken.model.formats.rounding import ROUNDINGS

@@ -1,6 +1,6 @@
 """Resolution of the settings of `sametoken serve`: our options, other servers' options and files, our defaults.
 
-Options win over the file; two options that contradict each other are an error.
+Options have priority over the file; two options that contradict each other are an error.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def foreign_options() -> tuple[Option, ...]:
 
 
 class Resolution(NamedTuple):
-    """Everything that was said, in our words.
+    """All settings of a server, as our options.
 
     Attributes:
-        values: by the names of our options.
-        methods: what the draft may be made for, where what was said leaves a choice; () is no choice.
-        origins: where a value was said, for those that were.
-        notes: what was said and has no effect, and why, a sentence each.
+        values: values of all options, by name.
+        methods: methods that are possible for the draft, if the configuration leaves a choice; () leaves none.
+        origins: option or key of a file that set each value, for values that were set.
+        notes: one sentence for each setting without effect, with the reason.
     """
 
     values: Chosen
@@ -60,7 +60,7 @@ class Resolution(NamedTuple):
 
 
 def resolve(model: str | None, chosen: Chosen) -> Resolution:
-    """Options, files and defaults as one.
+    """Resolve options, files and defaults to one configuration.
 
     Raises:
         ConfigError: a key or value is unknown or not possible here, or two options contradict each other.
@@ -69,7 +69,7 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
     if (stated := chosen[ROUNDING]) in STATED:
         chosen = Chosen({**chosen, ROUNDING: OPTIONS[ROUNDING].field.default}, chosen.given - {ROUNDING})
         notes = [f"{spelled(ROUNDING)} {stated} has no effect here: the checkpoint states how it is quantised"]
-    options, file = _said_by_options(chosen), _said_by_file(chosen)
+    options, file = _settings_of_options(chosen), _settings_of_file(chosen)
     notes += [*file.notes, *options.notes]
     for name in sorted(file.settings.keys() & options.settings.keys()):
         (ours, origin), (theirs, place) = options.settings[name], file.settings[name]
@@ -86,13 +86,14 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
 
 
 def check_choice(resolution: Resolution, method: str, mixed: Sequence[str]) -> None:
-    """Refuse a draft that turned out to be made for another method than those that were said.
+    """Refuse a draft whose method is not among those that the configuration allows.
 
     Args:
+        method: method of the loaded engine.
         mixed: methods among which "auto" chooses.
 
     Raises:
-        ConfigError: names both.
+        ConfigError: the draft has another method; the message names the configured methods and the draft's.
     """
     found = set(mixed) if method == AUTO else {method}
     if resolution.methods and found.isdisjoint(resolution.methods):
@@ -103,7 +104,7 @@ def check_choice(resolution: Resolution, method: str, mixed: Sequence[str]) -> N
         )
 
 
-def _said_by_options(chosen: Chosen) -> Translation:
+def _settings_of_options(chosen: Chosen) -> Translation:
     result = read_flags({name: chosen[name] for name in FLAGS if name in chosen.given})
     if chosen[JSON] is not None:
         result.add(read_json(chosen[JSON]))
@@ -114,7 +115,7 @@ def _said_by_options(chosen: Chosen) -> Translation:
     return result
 
 
-def _said_by_file(chosen: Chosen) -> Translation:
+def _settings_of_file(chosen: Chosen) -> Translation:
     if chosen[FILE] is None:
         return Translation()
     drafts, result = read_file(chosen[FILE])
@@ -126,7 +127,11 @@ def _said_by_file(chosen: Chosen) -> Translation:
 
 
 def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str, ...]:
-    """Turn a method that leaves a choice into none, which is what the draft is made for, or into the likeliest."""
+    """Possible methods of the draft, if the configured decoding type means several.
+
+    The setting becomes None, so that the draft's files determine the method. Without a draft, which means the embedded
+    head, the setting becomes the newest method, and no choice is left.
+    """
     stated = settings.get("method")
     if stated is None or not isinstance(stated.value, tuple):
         return ()
@@ -141,7 +146,7 @@ def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str
 
 
 def _checked(name: str, given: Given) -> Any:
-    """A value, if our setting can have it; the refusal names the place where it was said."""
+    """Validate the value of a setting; an error names the origin of the value."""
     if name not in HINTS or given.value is None:
         return given.value
     try:
@@ -154,10 +159,14 @@ def _checked(name: str, given: Given) -> Any:
 
 
 def check_text(given: Any, origin: str) -> None:
-    """Refuse texts that say nothing or that no reply could repeat; other values pass.
+    """Refuse empty texts, and texts that cannot be encoded in UTF-8; other values pass.
+
+    Args:
+        given: value of any type.
+        origin: origin of the value, for the error.
 
     Raises:
-        ConfigError: names the place where it was said.
+        ConfigError: the text is refused.
     """
     if not isinstance(given, str):
         return

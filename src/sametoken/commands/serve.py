@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from sametoken.engine.llm import LLM
 
-# What options of the engine are here: prompts get a share of the time with which streams take less than twice as long
-# while somebody asks something long; llama-server's name.
+# Changes of engine options in this command. The share of prompts keeps streams below twice their usual time while a
+# long prompt is read; -t is llama-server's name of threads.
 SERVED: dict[str, dict[str, Any]] = {"max_prefill_share": {"default": 0.4}, "threads": {"aliases": ("-t",)}}
 
 
@@ -70,7 +70,7 @@ KEYS_VARIABLE = "SAMETOKEN_API_KEY"
 KEYS_VARIABLES = (KEYS_VARIABLE, "VLLM_API_KEY", "LLAMA_API_KEY")
 FRACTION, VISIBLE = f"{CACHE}free_memory_fraction", "CUDA_VISIBLE_DEVICES"
 LOG = logging.getLogger("sametoken")
-PREFIXES = {"kv_cache": CACHE}  # of the names of options, by group of the resolved configuration
+PREFIXES = {"kv_cache": CACHE}  # prefixes of the names of options, by group of the resolved configuration
 EXAMPLES = {
     "serve the pair of models that comes with the package": "sametoken serve",
     "serve a model and its draft to the whole network":
@@ -108,7 +108,7 @@ def command(model: str | None, values: Chosen) -> int:
     except ImportError as error:
         raise lacking(error) from None
     configure(server.log_level, server.log_format)
-    join_ranks(resolution.values, server.data_parallel_size)  # where only the file says how many
+    join_ranks(resolution.values, server.data_parallel_size)  # the file may set the number of ranks
     check(server)
     for line in described(info):
         LOG.info(line)
@@ -126,11 +126,11 @@ def command(model: str | None, values: Chosen) -> int:
 def serve_one(
     model: str | None, resolution: Resolution, bound: Sequence[socket], server: ServerConfig, info: Mapping[str, Any]
 ) -> None:
-    """Serve with one engine; a thread imports the server while the model is loaded."""
+    """Serve with one engine; a thread imports the server's modules while the model is loaded."""
     use_cpus(resolution.values["cpus"], resolution.values["threads"])
 
     with starting(stays=True):
-        # Whole before the thread starts: no two threads import one module.
+        # Imported completely before the thread starts, so that no two threads import one module.
         import sametoken.engine.llm  # noqa: F401
 
         ahead = Thread(target=_import_server, daemon=True)
@@ -145,7 +145,7 @@ def serve_one(
 
 
 def _import_server() -> None:
-    with suppress(ImportError):  # raised again where it is needed
+    with suppress(ImportError):  # the main thread's import raises it again
         import sametoken.server.run  # noqa: F401
 
 
@@ -154,15 +154,15 @@ def lacking(error: ImportError) -> ConfigError:
 
 
 def computes(values: Values) -> bool:
-    """True if this process computes, rather than another engine."""
+    """Return True if this process computes, rather than another engine."""
     return bool(values["engine"] == planning.OURS)
 
 
 def start_engine(model: str | None, values: Chosen) -> int:
-    """Serve with the engine of --engine as a child of this process, until it ends or a signal comes.
+    """Serve with the engine of --engine as a child process, until it ends or a signal comes.
 
     Raises:
-        SametokenError: the engine has no option for something, or does not start.
+        SametokenError: the engine has no equivalent of an option, or does not start.
     """
     launch, notes = planning.planned(model, values)
     words = launch.words
@@ -180,14 +180,14 @@ def start_engine(model: str | None, values: Chosen) -> int:
 
 
 def open_engine(model: str | None, resolution: Resolution) -> LLM:
-    """The engine of the server."""
-    llm = open_llm(model, resolution.values, calibrated=False)  # the engine's thread does it once the server listens
+    """Load the engine of the server."""
+    llm = open_llm(model, resolution.values, calibrated=False)  # the engine's thread calibrates while the server runs
     check_choice(resolution, llm.method, llm.methods)
     return llm
 
 
 def open_replica(model: str | None, resolution: Resolution, count: int, number: int) -> LLM:
-    """The engine of one of `count` replicas, with its share of the machine; called in the replica's process.
+    """Load the engine of one of `count` replicas, with its share of the machine; called in the replica's process.
 
     Raises:
         ConfigError: the machine has fewer GPUs than replicas.
@@ -198,21 +198,24 @@ def open_replica(model: str | None, resolution: Resolution, count: int, number: 
 
     values = Chosen(resolution.values, resolution.values.given)
     use_cpus(values["cpus"], values["threads"], number, count)
-    values["cpus"] = None  # done
+    values["cpus"] = None  # already applied
     values["threads"] = max(1, torch.get_num_threads() // count)
     if values["device"] == "cpu" or not torch.cuda.device_count():
         share = values[FRACTION] or default_share(torch.device("cpu"))
-        values[FRACTION] = share / count  # of the memory of the machine, which they share
+        values[FRACTION] = share / count  # the replicas share the memory of the machine
     else:
         os.environ[VISIBLE] = own_gpu(os.environ.get(VISIBLE), torch.cuda.device_count(), number, count)
     return open_engine(model, resolution._replace(values=values))
 
 
 def own_gpu(visible: str | None, gpus: int, number: int, count: int) -> str:
-    """The GPU of a replica, as CUDA_VISIBLE_DEVICES names it.
+    """GPU of a replica, in the notation of CUDA_VISIBLE_DEVICES.
 
     Args:
-        visible: what the variable says, None without it. `gpus`: how many this process sees.
+        visible: value of the variable, or None.
+        gpus: number of GPUs that are visible to this process.
+        number: number of the replica, from 0.
+        count: number of replicas.
 
     Raises:
         ConfigError: there are fewer GPUs than replicas.
@@ -226,7 +229,7 @@ def own_gpu(visible: str | None, gpus: int, number: int, count: int) -> str:
 
 
 def server_config(values: Values) -> ServerConfig:
-    """The server's settings; keys of the environment come after those of the command line.
+    """Settings of the server; API keys of the environment follow those of the command line.
 
     Raises:
         ConfigError: a value is refused.
@@ -247,7 +250,7 @@ def server_config(values: Values) -> ServerConfig:
 
 
 def resolved(model: str | None, resolution: Resolution, server: ServerConfig) -> dict[str, Any]:
-    """The configuration as it came out, where it was said, and what has no effect; no secrets: for /server_info."""
+    """Resolved configuration for /server_info, with origins and notes but without secrets."""
     values = resolution.values
     speculative = SpeculativeConfig(**settings_of(SpeculativeConfig, values))
     target, draft = model_names(model, values["draft"], speculative.method)
@@ -265,17 +268,17 @@ def resolved(model: str | None, resolution: Resolution, server: ServerConfig) ->
 
 
 def described(info: dict[str, Any]) -> list[str]:
-    """The resolved configuration for people: a line per group, and in brackets where a value was said."""
+    """Resolved configuration as text: a line per group, with the origin of a value in brackets."""
     origins: dict[str, str] = info["origins"]
-    lines = [_said("model", info["model"], origins) + ", " + _said("draft", info["draft"], origins)]
+    lines = [_with_origin("model", info["model"], origins) + ", " + _with_origin("draft", info["draft"], origins)]
     for group, settings in info.items():
         if isinstance(settings, dict) and settings is not origins:
             prefix = PREFIXES.get(group, "")
-            said = (_said(name, value, origins, prefix) for name, value in settings.items())
-            lines.append(f"{group}: {', '.join(said)}")
+            items = (_with_origin(name, value, origins, prefix) for name, value in settings.items())
+            lines.append(f"{group}: {', '.join(items)}")
     return lines
 
 
-def _said(name: str, value: Any, origins: dict[str, str], prefix: str = "") -> str:
+def _with_origin(name: str, value: Any, origins: dict[str, str], prefix: str = "") -> str:
     origin = origins.get(prefix + name)
     return f"{name} = {value}" + (f" [{origin}]" if origin else "")

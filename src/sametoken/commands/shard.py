@@ -1,4 +1,4 @@
-"""`sametoken shard`: a file of conversations into shards, one per worker, and shards into a file."""
+"""`sametoken shard`: division of a file of conversations into shards, one per worker, and the reverse."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def command(_: None, values: Values) -> int:
 
 
 def _path(values: Values, name: str) -> Path:
-    """A path that is needed."""
+    """Path of a required option; raises ConfigError if it was not given."""
     if values[name] is None:
         raise ConfigError(f"--{name.replace('_', '-')} is missing; see sametoken shard --help")
     return user_path(values[name])

@@ -1,4 +1,4 @@
-"""The options and the argument of a command's module, as the parameters of a function that typer reads."""
+"""Conversion of the options and the argument of a command's module to a function signature for typer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 
 
 def signature(module: ModuleType) -> inspect.Signature:
-    """Parameters of a command as typer reads them: its context, the argument, the options, and --debug."""
+    """Signature of a command for typer: its context, the argument, the options, and --debug."""
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Signature(
         [
@@ -32,7 +32,7 @@ def signature(module: ModuleType) -> inspect.Signature:
 
 
 def _arguments(module: ModuleType) -> list[inspect.Parameter]:
-    """Values that a command takes without a name: a model, or its ARGUMENT; none where that is None."""
+    """Positional parameters of a command: the model, or its ARGUMENT; none if ARGUMENT is None."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if not hasattr(module, "ARGUMENT"):
         spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="MODEL")]
@@ -62,7 +62,7 @@ def _annotation(option: Option) -> Any:
 
 
 def _choices(metavar: str) -> Callable[[str], list[str]]:
-    """Completion by a shell of a value that is one of several words."""
+    """Shell completion of a value that is one of several words."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in metavar.split("|") if word.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`sametoken synthesize`: training data in which the target itself answers, from the engine here or from a server.
+"""`sametoken synthesize`: training data with answers of the target, from the engine of this process or a server.
 
 Exit code 1 if conversations got no answer; they are in OUTPUT.failed.jsonl, and the same command tries them again.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 SERVER_THREADS = 256
 ENGINE = engine_options()
-TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change what is said
+TEXT_KEYS = ("dtype", "quantization", "max_seq_len", "revision")  # engine options that change outputs
 
 OPTIONS = (*COMMON, *SELF, *REMOTE, *ENGINE)
 EXAMPLES = {
@@ -50,7 +50,7 @@ def command(model: str | None, values: Values) -> int:
     """Let the target answer the conversations of a file, as training data for a head.
 
     The target writes every assistant turn anew, after its own earlier answers. With --self-prompts no file is needed:
-    the target writes the users' turns too. If the command is stopped at any time, the same command goes on.
+    the target writes the users' turns too. If the command is stopped at any time, the same command continues.
     """
     from sametoken.data.journal import take_up
     from sametoken.data.synthesize import Finished
@@ -75,13 +75,13 @@ def _self_settings(values: Values) -> dict[str, Any]:
     from sametoken.files import stamp
 
     chosen = {option.name: values[option.name] for option in SELF if option.name != "exclude"}
-    # Left out without one: outputs of before this option go on.
+    # Left out if it is not set, so that outputs of releases without this option can be continued.
     excluded = {"exclude": stamp(user_path(values["exclude"])).sha256} if values["exclude"] is not None else {}
     return {"data": "self", **chosen, **excluded}
 
 
 def _check(values: Values) -> tuple[Path | None, Path]:
-    """The files, data being None where the model writes them; refuses what has no meaning before anything is loaded."""
+    """Check the options before anything is loaded; return the files of data (None with --self-prompts) and output."""
     if values["output"] is None:
         raise ConfigError("--output is missing; expected --data FILE --output FILE")
     if values["url"] is None:
@@ -126,7 +126,7 @@ def _check_excluded(file: Path, output: Path) -> None:
 
 
 def _name(model: str | None, values: Values) -> str:
-    """Name of the model to ask: MODEL or --model; without either, the first that the server lists."""
+    """Name of the model on the server: MODEL or --model, or the first that the server lists."""
     if model is not None and values["model"] not in (None, model):
         raise ConfigError(f"MODEL is {model} and --model {values['model']}; leave one of them out")
     name = model or values["model"]
@@ -150,9 +150,9 @@ def _client(values: Values) -> Client:
 
 
 class Assignment(NamedTuple):
-    """Conversations that `lines` do not hold yet, to be answered by the model of this name.
+    """Conversations without an answer in `lines` yet, and the model that answers them.
 
-    The conversations are those of `data`; where that is None, the model begins them itself.
+    The conversations are those of `data`; if `data` is None, the model writes them itself.
     """
 
     name: str
@@ -183,7 +183,7 @@ class Assignment(NamedTuple):
 
 
 def _go_on(job: Assignment) -> int:
-    # Read once before anything is loaded: a bad line is found now rather than after an hour.
+    # Read once before anything is loaded, so that an invalid line is an error at once.
     left, kept = sum(1 for _ in job.tasks()), len(job.finished)
     if not left:
         if job.values["json"]:
@@ -241,7 +241,7 @@ async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
 
 
 def _most_at_once(values: Values) -> int:
-    # More than a batch would only wait in the engine, and all of them would be lost when the run is killed.
+    # More than a batch would only wait in the engine, and would be lost if the run is killed.
     return SERVER_THREADS if values["url"] is not None else int(values["max_batch_size"])
 
 
@@ -276,7 +276,7 @@ async def _engine(job: Assignment) -> AsyncIterator[Answering]:
 def _drawn_questions(engine: AsyncLLM, values: Values) -> Callable[[Task], Questions]:
     from sametoken.data.self_prompts import SelfPrompts, lead, open_turn, user_turns
 
-    # A template that does not fit is found now rather than by one conversation after the other.
+    # An unsuitable template is an error now, rather than for each conversation.
     open_turn(engine.llm.tokenizer, lead(values["system_prompt"] or ""))
     excluded = frozenset() if values["exclude"] is None else user_turns(values["exclude"])
     return SelfPrompts(engine, _sampling(values, "prompt_"), values["seed"], values["turns"], excluded).questions

@@ -1,4 +1,4 @@
-"""The options of `sametoken synthesize`: conversations, those that the model begins itself, and a server."""
+"""Options of `sametoken synthesize`: conversations, conversations that the model writes itself, and a server."""
 
 from __future__ import annotations
 

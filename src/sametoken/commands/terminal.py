@@ -1,6 +1,6 @@
 """Terminal output of the commands: tables on standard output, progress on standard error.
 
-Rich assumes 80 columns where it finds no terminal, too few for most tables, so each table says its width there.
+Without a terminal rich assumes 80 columns, too few for most tables, so that each table sets its width.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ __all__ = ["ACCEPTED", "open_console", "open_progress"]
 if TYPE_CHECKING:
     from rich.console import Console
 
-ACCEPTED = "bold green"  # the style of accepted drafts; bold remains where colours are off
+ACCEPTED = "bold green"  # style of accepted drafts; bold remains without colours
 
 
 def open_console(width: int, color: bool = True) -> Console:
-    """Standard output, of this many columns where it is no terminal."""
+    """Standard output as a console, with `width` columns if it is no terminal."""
     from rich.console import Console
 
     columns = None if sys.stdout.isatty() else width

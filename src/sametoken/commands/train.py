@@ -1,4 +1,4 @@
-"""`sametoken train`: a head for a target, from conversations; in this process, or in several that it starts."""
+"""`sametoken train`: training of a head for a target on conversations, in this process or several child processes."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from sametoken.train.trainer import Outcome
 
 WORDS = {"true": True, "false": False}
-LAST_STEP_S = 600  # that processes have for their step and its checkpoint before the launcher kills them
+LAST_STEP_S = 600  # seconds for the last step and its checkpoint, after which the launcher kills the processes
 PROMISE = "training ends after this step, with a checkpoint"
-WORKER = "LOCAL_RANK"  # set by whatever starts one process per GPU
+WORKER = "LOCAL_RANK"  # variable that launchers of one process per GPU set
 
 
 def _options() -> Iterator[Option]:
@@ -39,7 +39,7 @@ def _options() -> Iterator[Option]:
     yield AS_JSON
     for group in GROUPS:
         for option in settings_options(group):
-            launched = option.name == "do_eval"  # launch scripts say `--do_eval True`
+            launched = option.name == "do_eval"  # launch scripts contain `--do_eval True`
             yield option._replace(type=str, default="True", metavar="True|False") if launched else option
 
 
@@ -55,9 +55,9 @@ EXAMPLES = {
 def command(model: str | None, values: Values) -> int:
     """Train a Medusa or EAGLE head, or a draft model, for a target. The target is not changed.
 
-    The best head is in the directory `head` or `draft` of --output-dir, beside checkpoints, log and curves. With
-    --eval-data the best is the one with the greatest acceptance length on held-out prompts. If the command is stopped,
-    the same command goes on.
+    The best head is in the directory `head` or `draft` of --output-dir, which also has checkpoints, log and curves.
+    With --eval-data the best is the one with the greatest acceptance length on held-out prompts. If the command is
+    stopped, the same command continues.
     """
     if model is not None and values["model"] is not None:
         raise ConfigError(f"got the models {model} and --model {values['model']}; leave one of them out")
@@ -94,7 +94,7 @@ def _train(target: str, settings: dict[type, Any], as_json: bool) -> int:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
         evaluator = evaluator_of(target, keep.eval_data, keep.eval_prompts, asked)
     plan = TrainingSettings(head, settings[LossSettings], run, keep)
-    # Launchers pass a signal on that a process may have had already.
+    # Launchers pass a signal on that a process may have received already.
     with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if _launched() else 0.0) as stop:
         try:
             with stop.at_once():
@@ -132,7 +132,7 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) ->
 
 
 def _launched() -> bool:
-    """True if a launcher started this process, perhaps with others."""
+    """Return True if a launcher started this process."""
     return WORKER in os.environ or started(os.environ) > 1
 
 
@@ -152,14 +152,14 @@ def _use_threads(run: RunSettings) -> None:
 
 
 def _start(target: str, values: Values, run: RunSettings) -> int:
-    """Run the same command in several processes that know of each other; the first that fails ends the others."""
+    """Run the command in several processes of one process group; the first failure ends the others."""
     _check_devices(run)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import get_args_parser, parse_args
     from torch.distributed.run import run as launch
 
-    # A process that fails has said why; the launcher would add its own traceback.
+    # A failed process has printed its error; the launcher would add a traceback of its own.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     launcher = ["--standalone", "--nproc-per-node", str(run.num_gpu)]
     if "--shutdown-timeout" in get_args_parser().format_help():  # torch 2.12; before, it waits for 30 seconds
@@ -184,7 +184,7 @@ def _check_devices(run: RunSettings) -> None:
 
 
 def _spelled(values: Values) -> Iterator[str]:
-    """The options as they would be given, except the model."""
+    """Words of a command line for the options, without the model."""
     for option in OPTIONS:
         value = values[option.name]
         if option.name == "model" or value == option.default:

@@ -1,4 +1,4 @@
-"""`sametoken verify`: runs the proof of `check.proof` on a model and prints it as a table; exit code 1 if it fails."""
+"""`sametoken verify`: the proof of `check.proof` on a model, printed as a table; exit code 1 if it fails."""
 
 from __future__ import annotations
 

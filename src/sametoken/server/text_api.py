@@ -160,7 +160,7 @@ class TextApi(Api):
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)
         if most is not None and room < most:
-            message = "%s: %s is %d, but the context has room for %d tokens; the reply will end by length there"
+            message = "%s: %s is %d and the context holds %d more; there the reply ends by length"
             LOG.info(message, api.name, asked.fields["max_tokens"], most, room)
         try:
             words = self._words(api, body, asked, made, keep)
