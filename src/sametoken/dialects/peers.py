@@ -175,7 +175,7 @@ def _options_in(
 
 
 def _completed(begun: str, known: Mapping[str, PeerOption]) -> str:
-    """Spelling of the only option that begins with `begun`; `begun` itself if it is whole, or begins none or several."""
+    """Spelling of the only option that begins with `begun`; `begun` if it is complete, or begins none or several."""
     if begun in known:
         return begun
     near = {row.names[0]: name for name, row in known.items() if name.startswith(begun)}
