@@ -1,9 +1,10 @@
-"""Choice of the guesses of a step: the beginning of one list of all, ordered by how much each shortens the wait.
+"""Greedy choice of the draft tokens of one step, over the rows of a batch.
 
-A path's chance never grows along it, so each row's guesses stand in their order, and the best set of any size is a
-beginning of the list. The minimised quantity is a mean over rows of the time that a token takes, see `POWER`: most
-tokens per second of the batch would slow rows with wrong guesses for those with right ones. Pure arithmetic. Legend: R
-rows, L longest path.
+All candidate guesses are sorted by the decrease of the time per token that each brings; a prefix of this list is
+chosen. The probability of a path never grows along it, so the guesses of a row keep their order in the list, and the
+best set of n guesses is its first n. The objective is a power mean over rows of the time per token (`POWER`): the
+tokens per second of the whole batch would favour rows with accepted guesses at the cost of the others. Pure
+arithmetic. Legend: R rows, L length of the longest path in tokens.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from sametoken.control.acceptance import Acceptance, united
 from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
-POWER = 2.0  # of the mean over rows of the time of a token: 1 is their average, more heeds the slowest rows more
-SAVING = 0.02  # of the time of its row's tokens that a further drafter must save to be asked
+POWER = 2.0  # exponent of the power mean over rows of the time per token: 1 averages, more favours the slowest rows
+SAVING = 0.02  # least fraction of the time per token of a row that each of its drafters must save
 
 
 class DecodingRow(NamedTuple):
-    """A row that decodes.
+    """A row of a batch whose prompt is computed.
 
     Attributes:
-        id: the request's.
-        methods: drafters that it may use.
-        limit: longest path that is of use to it.
-        adaptive: true if its length is chosen here; otherwise it is `limit`.
-        context: tokens before the pending one.
-        backlog: tokens that its draft model has yet to read.
-        room: tokens that it will still emit, as far as is known.
+        id: identifier of the request.
+        methods: names of the drafters that the row may use.
+        limit: longest useful path in tokens.
+        adaptive: true if the draft length is chosen here; otherwise it is `limit`.
+        context: number of tokens before the pending one.
+        backlog: number of tokens that the draft model has not read yet.
+        room: expected number of output tokens left.
     """
 
     id: int
@@ -45,15 +46,18 @@ class DecodingRow(NamedTuple):
 
 
 class RequestedDraft(NamedTuple):
-    """A draft of at most `limit` tokens on a path, or the reason for none.
+    """Request for a draft, or the reason for none.
 
-    Those of `methods` that guess on the host all run, and their guesses are united. A model runs if they have no guess,
-    or, if the draft is `joined`, always.
+    All host drafters of `methods` run, and their guesses are united. A draft model of `methods` runs if the host
+    drafters return no guess, or always if the draft is `joined`.
 
-    Beside the tokens of a chain as many as `siblings` more may stand.
-
-    Reasons: "end" of the request, "batch" too large for the schedule, "threshold" missed for good, "gain" too small,
-    "recall": to measure the cost of a step without drafts.
+    Attributes:
+        limit: longest path in tokens; 0 for no draft.
+        methods: names of the drafters.
+        reason: reason for no draft: "end" of the request, "batch" too large for the schedule, "threshold" of the
+            acceptance gate missed, "gain" too small, "recall" to measure a step without drafts.
+        joined: true if the guesses of host drafters and of a draft model are verified in one tree.
+        siblings: most tokens of a draft in addition to its chain.
     """
 
     limit: int
@@ -63,7 +67,7 @@ class RequestedDraft(NamedTuple):
     siblings: int = 0
 
     def within(self, limit: int) -> RequestedDraft:
-        """The draft, cut to paths of `limit` tokens for a row that has no more room."""
+        """Return the draft with paths of at most `limit` tokens, for a row that can emit no more."""
         if self.limit <= limit:
             return self
         return self._replace(limit=limit) if limit else RequestedDraft(0, (), "end")
@@ -73,12 +77,13 @@ NO_GAIN, RECALL = RequestedDraft(0, (), "gain"), RequestedDraft(0, (), "recall")
 
 
 class Way(NamedTuple):
-    """Drafters of a row and their expected gains.
+    """Combination of drafters for a row, with its expected gains.
 
     Attributes:
-        methods, joined: its drafters, see `RequestedDraft`.
-        gains: [L] guesses expected to be accepted with paths of 1, 2, .. tokens; beyond the row's longest no more.
-        shares: share of the steps in which each method runs.
+        methods: names of the drafters, as in `RequestedDraft`.
+        joined: see `RequestedDraft`.
+        gains: expected accepted guesses with paths of 1, 2, .. tokens, [L]; constant beyond the limit of the row.
+        shares: expected fraction of the steps in which each method runs.
     """
 
     methods: tuple[str, ...]
@@ -88,12 +93,12 @@ class Way(NamedTuple):
 
 
 class ChosenLengths(NamedTuple):
-    """Length of each row's draft.
+    """Draft lengths of the rows of a step.
 
     Attributes:
-        lengths: [R] tokens on its paths, 0 for none.
-        wait: seconds that a token takes: of rows w, (sum of w ** `POWER`) ** (1 / `POWER`).
-        seconds: of the step.
+        lengths: tokens on the paths of each row, [R]; 0 for no draft.
+        wait: the objective: (sum over rows of w ** `POWER`) ** (1 / `POWER`), with w the seconds per token of a row.
+        seconds: expected seconds of the step.
     """
 
     lengths: Sequence[int]
@@ -102,12 +107,13 @@ class ChosenLengths(NamedTuple):
 
 
 def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[int, int], float]) -> ChosenLengths:
-    """Find the beginning of the list with the least wait for a token; nothing is drafted if drafts do not pay.
+    """Find the prefix of the sorted guesses with the least time per token; it is empty if drafts do not pay.
 
     Args:
-        gains: [R][L] guesses expected to be accepted with paths of 1, 2, .. tokens.
-        plain: seconds of the step without any guess.
-        price: adds the guess of a row at a place of its path to the step; seconds of the step with all so far.
+        gains: expected accepted guesses with paths of 1, 2, .. tokens, [R][L].
+        plain: seconds of the step without draft tokens.
+        price: function that adds one guess, given its row and its place on the path, to the step and returns the
+            seconds of the step with all guesses added so far.
     """
     saved = []
     for expected in gains:
@@ -115,7 +121,7 @@ def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[in
         saved.append(list(accumulate((a - b for a, b in pairwise(waits)), min)))
     heads = [(-each[0], row, 0) for row, each in enumerate(saved) if each and each[0] > 0.0]
     heapq.heapify(heads)
-    left, after = float(len(gains)), len(gains) - sum(map(sum, saved))  # the latter with all guesses of the list
+    left, after = float(len(gains)), len(gains) - sum(map(sum, saved))  # `after`: the sum with all guesses
     made, count, wait, seconds = list[int](), 0, plain * left ** (1.0 / POWER), plain
     while heads:
         saves, row, place = heads[0]
@@ -123,7 +129,7 @@ def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[in
         made.append(row)
         if takes * max(left, 0.0) ** (1.0 / POWER) < wait:
             count, wait, seconds = len(made), takes * max(left, 0.0) ** (1.0 / POWER), takes
-        if takes * max(after, 0.0) ** (1.0 / POWER) >= wait:  # nor would all the others together make it less
+        if takes * max(after, 0.0) ** (1.0 / POWER) >= wait:  # all further guesses together would not help
             break
         if place + 1 < len(saved[row]) and saved[row][place + 1] > 0.0:
             heapq.heapreplace(heads, (-saved[row][place + 1], row, place + 1))
@@ -136,23 +142,27 @@ def cheapest(gains: Sequence[Sequence[float]], plain: float, price: Callable[[in
 
 
 class StepBatch:
-    """Rows of one step and its cost.
+    """Rows of one step, and the cost of the step as a function of its drafts.
 
     Args:
-        rows: all of the step.
-        free: places of those whose drafts are chosen.
-        beside: tokens of prompts that the forward computes too. Their time is the same whatever is drafted, and as many
-            prompts come however fast the rows get on, so it is not counted; see `Costs.step`.
-        fixed: tokens of drafts that are not chosen here.
-        nodes: most nodes of a draft by these methods with paths of so many tokens, joined or not.
-        costs: of a step.
-        ragged: true if a forward computes each row's own nodes; otherwise all compute as many as the widest draft.
-        drafters: by method, those that free rows may ask.
-        runs_model: true if a method runs a model; the others guess on the host at almost no cost.
-        longest: L.
+        rows: all decoding rows of the step, [R].
+        free: indices of the rows whose drafts are chosen here.
+        beside: prompt tokens in the forward. Their own time does not depend on the drafts and is not counted; see
+            `Costs.step`.
+        fixed: draft tokens of the other rows.
+        nodes: function of methods, path length and `joined` that returns the most nodes of such a draft.
+        costs: cost estimates.
+        ragged: true if the forward computes the nodes of each draft only; otherwise every row is padded to the widest
+            draft.
+        drafters: acceptance estimates by method, for the methods of free rows.
+        runs_model: function that returns true if a method runs a draft model; other methods guess on the host at almost
+            no cost.
+        longest: L, length of the longest path in tokens.
 
     Attributes:
-        plain: seconds of the step without the drafts that are chosen.
+        plain: seconds of the step without drafts for the free rows.
+        made: fraction of requested guesses that are drafted, by method and place, [L + 1].
+        verified: verified nodes per requested guess, by method and place, [L].
     """
 
     def __init__(
@@ -164,7 +174,6 @@ class StepBatch:
         self._beside, self._fixed, self.costs, self.ragged, self.nodes = beside, fixed, costs, ragged, nodes
         self._context = sum(row.context for row in rows) / len(rows)
         self._drafters, self._steps = drafters, dict[int, float]()
-        # By method, of a guess that may be made at each place: how often it is, and nodes that are verified for it.
         self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
         for name, each in drafters.items():
             self.made[name] = made = [1.0, *each.kept[1:]]
@@ -174,8 +183,8 @@ class StepBatch:
         self.plain = self.step(0.0)
 
     def step(self, nodes: float) -> float:
-        """Seconds of the step with so many draft tokens, without drafting them and without prompts."""
-        apart = 1 << max(0, int(nodes).bit_length() - 4)  # between counts that are computed
+        """Seconds of the target forward with `nodes` draft tokens; drafting and prompts are not counted."""
+        apart = 1 << max(0, int(nodes).bit_length() - 4)  # distance of the grid points, between which it is linear
         below = int(nodes) // apart * apart
         for count in (below, below + apart):
             if count not in self._steps:
@@ -184,11 +193,11 @@ class StepBatch:
         return self._steps[below] + (nodes - below) / apart * (self._steps[below + apart] - self._steps[below])
 
     def choose(self, ways: Sequence[Way]) -> ChosenLengths:
-        """The best drafts of rows that draft in these ways."""
+        """Choose the best draft lengths of rows with these drafters."""
         return cheapest([way.gains for way in ways], self.plain, _Step(self, ways).add)
 
     def outcome(self, ways: Sequence[Way], lengths: Sequence[int]) -> tuple[float, float]:
-        """The wait for a token (see `ChosenLengths`) and the step's seconds, with such paths in the free rows."""
+        """Return `wait` and `seconds`, as in `ChosenLengths`, for given path lengths of the free rows."""
         step, seconds, left = _Step(self, ways), self.plain, float(len(self.rows) - len(self.free))
         for i in self.free:
             for place in range(lengths[i]):
@@ -197,9 +206,9 @@ class StepBatch:
         return seconds * left ** (1.0 / POWER), seconds
 
     def worth(self, ways: Sequence[Way], choice: ChosenLengths) -> tuple[dict[int, float], dict[str, Time]]:
-        """Worth of an accepted guess by request, and worth of time by drafter, in one unit.
+        """Return the worth of an accepted guess by request, and the worth of draft time by drafter, in one unit.
 
-        The unit is a decrease of the sum over rows of (time of a token) ** `POWER`, divided by `POWER` times
+        The unit is a decrease of the sum over rows of (time per token) ** `POWER`, divided by `POWER` times
         (seconds of the step) ** `POWER`.
         """
         step, on = _Step(self, ways), [i for i, length in enumerate(choice.lengths) if length]
@@ -209,7 +218,7 @@ class StepBatch:
         weights = {self.rows[i].id: (1.0 + ways[i].gains[choice.lengths[i] - 1]) ** -(1.0 + POWER) for i in on}
         rate = (choice.wait / choice.seconds) ** POWER / choice.seconds
         few, many = self.step(step.nodes / 2.0), self.step(2.0 * step.nodes)
-        # Costs rise ever faster with tokens. Where what was learned says otherwise, which noise does, their mean holds.
+        # The true cost curve is convex. Noise can make the learned curve concave; then its mean slope is used.
         verify = max((many - few) / (1.5 * step.nodes), (many - self.plain) / (2.0 * step.nodes), 0.0)
         times = {}
         for method, active in step.active.items():
@@ -220,15 +229,15 @@ class StepBatch:
         return weights, times
 
     def debt(self, method: str, i: int) -> float:
-        """Seconds to read the tokens that a row's draft model has not read yet."""
+        """Seconds in which the draft model reads the backlog of row `i`; 0 for host drafters."""
         return self.costs.feed(method, self.rows[i].backlog) if self.runs_model(method) else 0.0
 
     def ways(self, now: int, spread: Callable[[Sequence[str]], float]) -> list[Sequence[Way]]:
-        """Best ways of all rows to draft; if one of them runs a model, also the best ways of all rows without models.
+        """Best combination of drafters of each row; if one runs a draft model, also the best ones without models.
 
         Args:
             now: number of the step.
-            spread: of methods whose guesses are united, see `Overlap`.
+            spread: function of united methods that returns `Overlap.spread`.
         """
         best, hosts, free = list[Way](), list[Way](), set(self.free)
         groups = {methods: _groups(methods, self.runs_model) for methods in {self.rows[i].methods for i in free}}
@@ -245,18 +254,18 @@ class StepBatch:
         return [best, hosts] if models and any(way.methods for way in hosts) else [best]
 
     def _holds(self, method: str, row: DecodingRow, now: int) -> list[float]:
-        """Chances [1 + L] that a row has a draft, and that the draft's first 1, 2, .. tokens are right."""
+        """Chances of a row that a draft exists, and that its first 1, 2, .. tokens are all accepted, [1 + L]."""
         acceptance = self._drafters[method]
         there, *chances = acceptance.chances(row.id, now)[: self.longest + 1]
         paths = list(accumulate([1.0 if self.runs_model(method) else there, *chances], operator.mul))
-        # A sibling makes up for the first wrong guess.
+        # An accepted sibling replaces the first rejected guess.
         return [paths[0], *(b + acceptance.saved * (a - b) for a, b in pairwise(paths))]
 
     def _way(
         self, i: int, methods: tuple[str, ...], joined: bool, holds: Mapping[str, Sequence[float]],
         spreads: Mapping[tuple[str, ...], float],
     ) -> Way:  # fmt: skip
-        """Way of a row with these methods, of which at most one, the last, runs a model."""
+        """Expected gains of row `i` with these methods, of which at most one, the last, runs a draft model."""
         alone = joined or len(methods) == 1 or not self.runs_model(methods[-1])
         first, shares = methods if alone else methods[:-1], [1.0] * len(methods)
         held = holds[first[0]] if len(first) == 1 else united([holds[m] for m in first], spreads[first])
@@ -265,13 +274,13 @@ class StepBatch:
             held = [a + shares[-1] * b for a, b in zip(held, holds[methods[-1]], strict=True)]
         row = self.rows[i]
         limit, debt = min(row.limit, self.longest), sum(self.debt(method, i) for method in methods)
-        # Tokens that its model has yet to read are paid by all tokens to come, which lowers the gain.
+        # The cost of reading the backlog is spread over the remaining output tokens, which lowers the gain.
         paid = debt * len(self.rows) / self.plain / max(1, row.room)
         gains = accumulate(chance if place < limit else 0.0 for place, chance in enumerate(held[1:]))
         return Way(methods, joined, [max(0.0, (1.0 + g) / (1.0 + paid * (1.0 + g)) - 1.0) for g in gains], shares)
 
     def _wait(self, way: Way) -> float:
-        """Least wait for a token over the lengths of the paths, if all rows were like this one."""
+        """Least seconds per token over all path lengths, if every row of the batch were like this one."""
         step, least = _Step(self, [way], len(self.rows)), self.plain
         for place, gain in enumerate(way.gains):
             least = min(least, step.add(0, place) / (1.0 + gain))
@@ -279,15 +288,17 @@ class StepBatch:
 
 
 class _Step:
-    """A step to which guesses are added.
+    """Running cost of a step while guesses are added.
 
     Args:
-        batch: its rows. `ways`: their ways to draft, each for `rows` rows.
+        batch: rows and cost estimates of the step.
+        ways: combinations of drafters.
+        rows: number of rows that each combination stands for.
 
     Attributes:
-        nodes: expected draft tokens.
-        active: by method, rows with a guess at each level.
-        drafting: seconds of all drafts.
+        nodes: expected number of draft tokens.
+        active: expected number of rows with a guess at each level, by method.
+        drafting: expected seconds of all drafts.
     """
 
     def __init__(self, batch: StepBatch, ways: Sequence[Way], rows: int = 1) -> None:
@@ -296,10 +307,10 @@ class _Step:
         self.active = dict[str, list[float]]()
 
     def add(self, row: int, place: int) -> float:
-        """Add a guess of a row; return the seconds of the step with all guesses so far."""
+        """Add the guess of a row at a place of its path; return the seconds of the step with all guesses so far."""
         batch, way = self._batch, self._ways[row]
         for method, share in zip(way.methods, way.shares, strict=True):
-            # Guesses after one that was not worth its cost are not made.
+            # `made` accounts for chains that end early because a guess was not worth its cost.
             self._draft(method, place, share * self._rows * batch.made[method][place])
             self.nodes += share * self._rows * batch.verified[method][place] if batch.ragged else 0.0
         if not batch.ragged:
@@ -307,7 +318,7 @@ class _Step:
         return batch.step(self.nodes) + self.drafting
 
     def _draft(self, method: str, place: int, rows: float) -> None:
-        """Add rows with a guess of a method at a place of their paths."""
+        """Add the draft cost of `rows` more rows with a guess of `method` at a place of the path."""
         costs, active = self._batch.costs, self.active.setdefault(method, [])
         if len(active) == place:
             active.append(0.0)
@@ -319,9 +330,7 @@ class _Step:
 
 
 def _groups(methods: Sequence[str], runs_model: Callable[[str], bool]) -> list[tuple[tuple[str, ...], bool]]:
-    """All combinations of methods, of which at most one, the last, runs a model; each with the possible values of
-    `joined`.
-    """
+    """All combinations of methods with at most one draft model, which is last, each with every valid `joined`."""
     names = sorted(methods, key=runs_model)
     groups = chain.from_iterable(combinations(names, 1 + size) for size in range(len(names)))
     asked = [(group, list(map(runs_model, group))) for group in groups]

@@ -1,8 +1,8 @@
-"""Chances that a drafter's guesses are accepted, from its own scores, and counts of how often they were.
+"""Calibration of drafters: acceptance probability of a guess from the confidence of the drafter.
 
-A share tells how clearly a guess won the drafter's own draw. For each drafter, tables for greedy and for sampled rows
-map shares to chances; a higher share never has a lower chance. They are fitted to the target's draws at the places that
-verified guesses reached, where each candidate was right or wrong. Pure.
+The confidence (share) of a candidate is its part of the drafter's own draw. For each drafter, tables for greedy and for
+sampled rows map shares to probabilities, and are monotonic. They are fitted to the tokens that the target drew at
+verified places, where each candidate was either right or wrong. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from sametoken.control.acceptance import PRIOR
 from sametoken.control.worth import chance_of
 
-BINS = 10  # of shares and of chances, all equally wide
-RANKS = 6  # candidates of a draw that are looked at: the next one comes true less than 2 % of the time
+BINS = 10  # number of bins of shares and of chances, all equally wide
+RANKS = 6  # candidates of a draw with tables: the next one is accepted less than 2 % of the time
 
 
 def bin_of(value: float) -> int:
@@ -28,12 +28,12 @@ def _zeros() -> list[float]:
 
 @dataclass
 class Reliability:
-    """Verified guesses by the chance that was expected of each, [BINS] each.
+    """Verified guesses by expected chance, for a reliability diagram.
 
     Attributes:
-        tried: guesses whose path was accepted so far.
-        expected: the sum of their chances.
-        accepted: number of them that were accepted.
+        tried: number of guesses after an accepted prefix, [BINS].
+        expected: sum of their expected chances, [BINS].
+        accepted: number of accepted ones, [BINS].
     """
 
     tried: list[float] = field(default_factory=_zeros)
@@ -48,7 +48,7 @@ class Reliability:
         self.accepted[place] += right
 
     def add(self, other: Reliability) -> None:
-        """Add the counts of another record."""
+        """Add the counts of `other`."""
         for mine, theirs in zip(
             (self.tried, self.expected, self.accepted), (other.tried, other.expected, other.accepted), strict=True
         ):
@@ -56,10 +56,10 @@ class Reliability:
 
 
 class Confidence:
-    """The calibration of one drafter: tables by the rank of a candidate and the kind of row; places are bins of shares.
+    """Calibration tables of one drafter, by rank of a candidate, kind of row (greedy or sampled) and bin of its share.
 
-    The best candidate of a draw is the guess of the chain, the others may stand beside it. Of rank k, 0 for the best,
-    shares are at most 1 / (1 + k), which the bins part.
+    The candidate of rank 0 is the guess of the chain; those of higher ranks can become its siblings. A share of rank k
+    is at most 1 / (1 + k), so the bins of rank k divide 0 .. 1 / (1 + k).
     """
 
     def __init__(self) -> None:
@@ -69,19 +69,19 @@ class Confidence:
 
     @property
     def tables(self) -> Sequence[Sequence[Sequence[float]]]:
-        """Chances [RANKS][2][BINS] at the middles of the bins: of greedy rows, of sampled ones."""
+        """Chances at the middles of the bins, for greedy and for sampled rows, [RANKS][2][BINS]."""
         return self._tables
 
     @property
     def typical(self) -> list[list[float]]:
-        """Chance [RANKS][2] of a candidate that was not drawn yet, if the guesses before it are accepted."""
+        """Mean chance of a candidate of unknown share, for greedy and for sampled rows, [RANKS][2]."""
         return [
             [(sum(hits) + PRIOR / 2 / (1 + rank)) / (sum(tries) + PRIOR) for tries, hits in zip(*each, strict=True)]
             for rank, each in enumerate(zip(self._tries, self._hits, strict=True))
         ]
 
     def chance(self, share: float, sampled: bool, rank: int = 0) -> float:
-        """Chance that a candidate is accepted if the guesses before it were."""
+        """Chance that a candidate is accepted if all guesses before it were."""
         return chance_of(self._tables[rank][sampled], share, rank)
 
     def learn(
@@ -91,10 +91,12 @@ class Confidence:
         """Learn from a verified chain of guesses.
 
         Args:
-            shares: of the candidates of each place, best first.
-            drawn: rank of the accepted candidate at each place that was reached; a rank that no candidate has for none.
-            kept: candidates of each place that were verified.
-            seen: updated with the expected chance and the outcome of each guess that was reached.
+            shares: shares of the candidates at each place, best first.
+            sampled: true for a sampled row.
+            drawn: rank of the accepted candidate at each place that was reached; if none was accepted, a number that
+                exceeds all ranks.
+            kept: number of verified candidates at each place.
+            seen: record that receives the expected chance and the outcome of each verified candidate.
         """
         for candidates, right, verified in zip(shares, drawn, kept, strict=False):
             least = 1.0
@@ -106,14 +108,14 @@ class Confidence:
             if right < len(candidates):
                 self._hits[right][sampled][bin_of(candidates[right] * (1 + right))] += 1
         self._drafts += 1.0
-        if self._drafts >= self._due:  # ever rarer, as a draft tells ever less
+        if self._drafts >= self._due:  # at growing intervals: each draft changes the tables less
             self._due = self._drafts * (1.0 + 1.0 / PRIOR)
             kinds = zip(self._tries, self._hits, strict=True)
             self._tables = [[*map(_rising, *each, (rank, rank))] for rank, each in enumerate(kinds)]
 
 
 def _rising(tries: Sequence[float], hits: Sequence[float], rank: int) -> list[float]:
-    """Rates of the bins, neighbours pooled until none falls (least squares under that condition)."""
+    """Rates of the bins by isotonic regression: neighbours are pooled until no rate falls."""
     pools: list[tuple[float, float, int]] = []  # tries, hits, bins
     for place, (tried, right) in enumerate(zip(tries, hits, strict=True)):
         pool = tried + PRIOR, right + PRIOR * (place + 0.5) / BINS / (1 + rank), 1

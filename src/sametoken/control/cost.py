@@ -1,7 +1,8 @@
-"""Cost of a step in seconds: measured once, then corrected by every step. No clock: times come in as numbers.
+"""Cost model of a step in seconds: an initial measurement, corrected by the times of later steps.
 
-Decisions depend on ratios only. A step is corrected as a whole, by its rows and by the tokens or levels of its drafts,
-so that effects outside the first measurement are learned where they matter.
+Corrections are factors by number of rows and number of draft tokens, so that effects that the initial measurement
+misses are learned for the sizes that occur. Decisions depend on ratios of costs only. The module reads no clock; times
+are arguments.
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import NamedTuple
 
 from sametoken.control.acceptance import PRIOR
 
-FEED = 64  # tokens that a drafter reads, which count as one more observation of what that costs
-STRIDE = 0.4  # most that one observation may be too slow, as a logarithm: a stolen time slice is no news
+FEED = 64  # tokens read by a drafter that count as one more observation of the cost of reading
+STRIDE = 0.4  # bound of the log error of a slow observation: a preempted process is not a change of cost
 
 
 class Measured(NamedTuple):
-    """A first measurement; all values are seconds.
+    """Initial measurement; all values are seconds.
+
+    A draft for n rows costs `first[method][n] + levels * level[method][n]`.
 
     Attributes:
-        step: a forward of the target by tokens in it, verified and committed, without what each row adds:
-        row: one row's sequence in it, however few its tokens.
-        key: one row's attention to one more token of context.
-        first, level: by method that runs a model: a draft of one row count costs `first + levels * level`.
-        feed: by such a method: reading one token that it has not read yet.
+        step: target forward, verification and commit by number of tokens, without `row` and `key`.
+        row: cost of each row, independent of its number of tokens.
+        key: attention of one row to one more token of context.
+        first: fixed cost of a draft, by method with a draft model and number of rows.
+        level: cost of each draft level, by method with a draft model and number of rows.
+        feed: cost of reading one context token, by method with a draft model.
     """
 
     step: Mapping[int, float]
@@ -38,13 +42,13 @@ class Measured(NamedTuple):
 
 
 class Curve:
-    """Seconds as a function of a count: linear between measured points, never falling.
+    """Seconds as a non-decreasing, piecewise linear function of a count.
 
-    Kernels are flat up to some row count and then rise, so a straight line does not fit.
+    Kernels take constant time up to some number of rows and more after it, so a straight line does not fit.
 
     Args:
-        points: seconds by count; 0 belongs to no point.
-        work: quantity that grows in proportion with seconds between two points, the count itself unless given.
+        points: measured seconds by count, without count 0.
+        work: function of the count in which seconds are linear between two points; the identity by default.
     """
 
     def __init__(self, points: Mapping[int, float], work: Callable[[float], float] = float) -> None:
@@ -55,7 +59,7 @@ class Curve:
         self._slope = (last - y) / (end - x)
 
     def __call__(self, count: float) -> float:
-        """Flat before the first count that was measured, with the last slope after the last."""
+        """Return the seconds for `count`: constant before the first point, with the last slope after the last."""
         work = self._work(count)
         above = bisect(self._counts, work)
         if above == 0:
@@ -67,17 +71,17 @@ class Curve:
 
 
 class Correction:
-    """Logarithms of seconds seen over seconds expected, in cells of rows and of a second count, both by powers of 2.
+    """Logarithms of observed over expected seconds, in cells by number of rows and a second count, by powers of 2.
 
-    A cell that was never seen has the value of the nearest one.
+    A cell without observations has the value of the nearest cell with some.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # value, and observations up to `PRIOR`
+        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # log ratio; observations, at most `PRIOR`
         self._nearest: dict[tuple[int, int], float] = {}
 
     def __call__(self, rows: float, count: float) -> float:
-        """The correction for `rows` rows and a second count."""
+        """Return the logarithm for `rows` rows and a second count."""
         cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
         if cell not in self._nearest:
             far = [(abs(row - cell[0]) + abs(column - cell[1]), row, column) for row, column in self._cells]
@@ -85,9 +89,16 @@ class Correction:
         return self._nearest[cell]
 
     def learn(self, rows: float, count: float, error: float, times: int = 1) -> bool:
-        """Correct a cell by an error that was seen `times` times; return True if it had enough observations before.
+        """Correct a cell by a log error; return True if the cell had `PRIOR` observations before.
 
-        No disturbance makes work faster, so an estimate that is far too slow is corrected at once.
+        No disturbance makes work faster, so an estimate that exceeds the observation by more than `STRIDE` is corrected
+        at once.
+
+        Args:
+            rows: number of rows.
+            count: second count of the cell.
+            error: logarithm of observed over estimated seconds.
+            times: number of observations with this error.
         """
         cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
         value, seen = self._cells.get(cell, (self(rows, count), 0.0))
@@ -99,16 +110,16 @@ class Correction:
 
 
 def followed(times: int) -> float:
-    """Share of an error that is followed after it was seen `times` times, if the cell has many observations."""
+    """Fraction of an error to correct after `times` observations in a cell with many observations."""
     return 1.0 - (1.0 - 1.0 / (1.0 + PRIOR)) ** times
 
 
 class Costs:
-    """Seconds of the parts of a step.
+    """Cost estimates of the parts of a step, in seconds.
 
     Args:
-        measured: initial costs.
-        work: of a forward of so many tokens, as in `Curve`.
+        measured: initial measurement.
+        work: work of a forward by number of tokens, as in `Curve`.
     """
 
     def __init__(self, measured: Measured, work: Callable[[float], float] = float) -> None:
@@ -118,35 +129,42 @@ class Costs:
         self._level = {method: Curve(points) for method, points in measured.level.items()}
         self._feed = dict(measured.feed)
         self._steps, self._drafts = Correction(), dict[str, Correction]()
-        self._pace = 0.0  # logarithm of how much slower everything is than when it was measured
+        self._pace = 0.0  # logarithm of a common slowdown of the host since the measurement
 
     def step(self, nodes: float, rows: int, context: float, beside: int = 0) -> float:
-        """Seconds of a step without its drafts: a forward of `rows` decoding rows after `context` tokens on average,
-        and of `nodes` draft tokens. The time of `beside` prompt tokens is not counted, but draft tokens may cost more
-        beside them.
+        """Seconds of a target forward that decodes and verifies, without drafting.
+
+        The time of the prompt tokens themselves is not counted, but draft tokens can cost more in a forward that is
+        already large.
+
+        Args:
+            nodes: draft tokens over all rows.
+            rows: decoding rows.
+            context: mean number of context tokens per row.
+            beside: prompt tokens in the same forward.
         """
         seconds = self._step(rows + nodes) + (self._row + self._key * context) * rows
         alone, together = (self._step(tokens + nodes) - self._step(tokens) for tokens in (rows, rows + beside))
         dearer = max(0.0, together - alone)
         return (seconds * math.exp(self._steps(rows, nodes)) + dearer) * math.exp(self._pace)
 
-    # Of guesses for so many rows; less than one row is a chance that there is one. A method costs nothing until it was
-    # seen. A draft takes (first + the sum of its levels) * factor.
+    # A draft takes (first + the sum of its levels) * factor. A number of rows below 1 is a probability of one row. A
+    # method without measurement costs nothing until it was observed.
 
     def first(self, method: str, rows: float) -> float:
-        """Seconds of the first guess, uncorrected."""
+        """Fixed seconds of a draft for `rows` rows, uncorrected."""
         return self._first[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._first else 0.0
 
     def level(self, method: str, rows: float) -> float:
-        """Seconds of each level, uncorrected."""
+        """Seconds of one draft level for `rows` rows, uncorrected."""
         return self._level[method](max(rows, 1.0)) * min(rows, 1.0) if method in self._level else 0.0
 
     def factor(self, method: str, rows: float) -> float:
-        """Correction factor of a draft."""
+        """Correction factor of a draft for `rows` rows."""
         return math.exp(self._of(method)(rows, 0) + self._pace)
 
     def draft(self, method: str, rows: float, levels: int) -> float:
-        """Seconds of paths of `levels` tokens for `rows` rows."""
+        """Seconds of a draft with paths of `levels` tokens for `rows` rows."""
         if not levels:
             return 0.0
         return (self.first(method, rows) + levels * self.level(method, rows)) * self.factor(method, rows)
@@ -155,28 +173,34 @@ class Costs:
         return self._drafts.setdefault(method, Correction())
 
     def feed(self, method: str, tokens: int) -> float:
-        """Seconds to read `tokens` tokens before the first guess."""
+        """Seconds in which a draft model reads `tokens` context tokens."""
         return self._feed.get(method, 0.0) * tokens
 
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
-        """Record that reading `tokens` tokens took `seconds`."""
+        """Record the seconds in which a draft model read `tokens` context tokens."""
         before = self._feed.get(method, seconds / tokens)
         self._feed[method] = before + (seconds / tokens - before) * followed(1 + tokens // FEED)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """Record that drafting paths of `levels` tokens for `rows` rows took `seconds`."""
+        """Record the seconds of a draft with paths of `levels` tokens for `rows` rows."""
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
         self._of(method).learn(rows, 0, min(STRIDE, error))
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
-        """Record that a step of `rows` rows and `nodes` draft tokens, without prompts, took `seconds` without drafts,
-        `times` times.
+        """Record the seconds of a step without prompts; drafting is not counted.
+
+        Args:
+            nodes: draft tokens over all rows.
+            rows: decoding rows.
+            context: mean number of context tokens per row.
+            seconds: duration of the step.
+            times: number of steps with this duration.
         """
-        # Nothing makes work faster than it is, but a stolen time slice may make it slower.
+        # Preemption makes a step slower, nothing makes it faster: only slow errors are bounded.
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
-        # The same work again that takes longer is half the machine's pace and half news of this work; work that is not
-        # known yet may have been measured wrongly at first.
+        # In a cell with enough observations, half of the error counts as a slowdown of the host and half as an error of
+        # the cell. In other cells the initial measurement can be wrong, so only the cell is corrected.
         if self._steps.learn(rows, nodes, error, times):
             self._pace += max(error, -STRIDE) / 2.0 * followed(2 * times)

@@ -1,6 +1,7 @@
-"""The controller: choice of drafters and draft lengths for the next step, plain decoding included as a choice.
+"""Controller of an engine: choice of drafters and draft lengths for the next step; plain decoding is one choice.
 
-Pure: no clock, no engine. It observes rows, accepted tokens and times, and returns one `RequestedDraft` per row.
+Its inputs are rows, accepted tokens and measured times; its output is one `RequestedDraft` per row. It reads no clock
+and has no reference to the engine.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from sametoken.control.trials import Drafts, Trials
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
-KEPT = 8  # steps for which a choice holds
-ANSWER = 256.0  # tokens of an answer before any was seen
+KEPT = 8  # steps between two choices
+ANSWER = 256.0  # prior mean length of an answer, in tokens
 
 
 @dataclass
@@ -26,12 +27,14 @@ class _Plan:
     """Planned drafts of the next steps.
 
     Attributes:
-        batch: the batches that it is for: longest path, whether prompts are beside, digits of their rows.
-        drafts: by request.
-        trials: drafts of the next steps in place of the planned ones.
+        batch: key of the batches with this plan: longest path, true if prompts are computed too, bit length of the
+            number of rows.
+        drafts: planned draft by request.
+        trials: drafts of the next steps that replace the planned ones, by step.
         left: steps until the next choice.
-        cost: seconds expected of a step without its prompts, in plain steps; 0 if unknown.
-        weights, times: see `Worth`: by request, and by method; empty if unknown.
+        cost: expected time of a step without its prompts, in plain steps; 0 if unknown.
+        weights: weight of a token by request, see `Worth`; empty if unknown.
+        times: worth of time by method, see `Worth`; empty if unknown.
     """
 
     batch: tuple[int, bool, int] = (0, False, 0)
@@ -44,21 +47,23 @@ class _Plan:
 
 
 class Policy:
-    """The controller of one engine.
+    """Controller of one engine.
 
     Args:
-        slots: nodes of a draft of a method whose paths have at most so many tokens.
-        runs_model: true if a method runs a model; the others guess on the host at almost no cost.
-        max_draft_len: longest path of any draft.
-        schedule: batch size -> longest path, for batches up to that size; none above the largest. None is no bound
-            but `max_draft_len`, which bounds these lengths too.
-        gate: ends speculation for good.
+        slots: function of a method and a path length that returns the most nodes of such a draft.
+        runs_model: function that returns true if a method runs a draft model; other methods guess on the host at almost
+            no cost.
+        max_draft_len: length of the longest path of any draft, in tokens.
+        schedule: longest path by greatest batch size to which it applies; larger batches do not draft. None applies
+            `max_draft_len`, which also bounds the lengths of a schedule, to all batches.
+        gate: permanent end of speculation after too few accepted tokens.
         ragged: see `StepBatch`.
 
     Attributes:
-        costs: None until they are measured; all rows that may draft do so until then.
-        stoppable: by method, true if worth could end its last draft.
-        expected_cost: plain steps that the step chosen last should take, prompts aside; 0 if unknown.
+        costs: cost estimates; None until they are measured. Without them every row gets its longest draft.
+        longest: `max_draft_len`.
+        stoppable: true if the last draft of a method could be ended by `Worth`, by method.
+        expected_cost: expected time of the step chosen last without its prompts, in plain steps; 0 if unknown.
     """
 
     def __init__(
@@ -80,7 +85,7 @@ class Policy:
         self._overlaps: dict[frozenset[str], Overlap] = {}
         self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}
-        self._trials = defaultdict[int, Trials](Trials)  # by digits of the number of rows
+        self._trials = defaultdict[int, Trials](Trials)  # by bit length of the number of rows
         self._plan = _Plan()
         self._step = 0
         self._needed = 0.0
@@ -88,30 +93,30 @@ class Policy:
         self._answer = ANSWER
 
     def saw_answer(self, tokens: int) -> None:
-        """Record a request that ended after `tokens` tokens of output."""
+        """Record a finished request with `tokens` output tokens."""
         self._answer += (tokens - self._answer) / PRIOR
 
     def left(self, room: int) -> float:
-        """Expected tokens left for a request that may emit `room` more: those of an average answer, at most `room`."""
+        """Expected output tokens of a request that may emit `room` more: those of a mean answer, at most `room`."""
         return min(room, self._answer)
 
     def bound(self, rows: int) -> int:
-        """Longest path in a batch of `rows` decoding rows."""
+        """Longest path in tokens for a batch of `rows` decoding rows."""
         if self._schedule is None:
             return self.longest
         return next((length for size, length in self._schedule if rows <= size), 0)
 
     def expects(self, method: str) -> bool:
-        """True if new rows will probably draft with this method, so that reading prompts with it pays."""
+        """Return True if new rows will probably use this method, so that its model should read their prompts."""
         planned = self._plan.drafts.values()
         return not self.gate.closed and (not planned or any(method in each.methods for each in planned))
 
     def chance(self, method: str) -> float:
-        """Chance that the first guess of a method is accepted, over all requests."""
+        """Acceptance probability of the first guess of a method, over all requests."""
         return float(self._of(method).engine[1])
 
     def needed(self) -> float:
-        """Chance at which one guess per row would have paid when it was last tried."""
+        """Break-even acceptance probability of one guess per row, at the last trial."""
         return self._needed
 
     def _of(self, method: str) -> Acceptance:
@@ -126,7 +131,7 @@ class Policy:
         return self._overlaps[key]
 
     def nodes(self, methods: Sequence[str], limit: int, joined: bool) -> int:
-        """Number of nodes of a draft, at most; see `RequestedDraft`."""
+        """Greatest number of nodes of a draft with these properties; see `RequestedDraft`."""
         each = [(self._runs_model(method), self._slots(method, limit)) for method in methods]
         host = sum(slots for model, slots in each if not model)
         models = [slots for model, slots in each if model]
@@ -136,11 +141,11 @@ class Policy:
         self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
         accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
     ) -> None:  # fmt: skip
-        """Learn from verified drafts of `method`, see `Acceptance.learn`."""
+        """Learn from the verified drafts of `method`; see `Acceptance.learn`."""
         self._of(method).learn(self._step, requests, asked, longest, accepted, siblings, saved)
 
     def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
-        """Learn from verified guesses of several methods about one place; `accepted` of each were right."""
+        """Learn from verified guesses of several methods for one position; see `Overlap.learn`."""
         self._overlap(methods).learn([count for _, count in sorted(zip(methods, accepted, strict=True))])
 
     def learn_shares(
@@ -151,24 +156,24 @@ class Policy:
         self._confidence[method].learn(shares, sampled, drawn, kept, seen)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
-        """Record the time of a draft, see `Costs.saw_draft`."""
+        """Record the time of a draft; see `Costs.saw_draft`."""
         if self.costs is not None:
             self.costs.saw_draft(method, rows, levels, seconds)
 
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
-        """Record the time of reading, see `Costs.saw_feed`."""
+        """Record the time in which a draft model read context; see `Costs.saw_feed`."""
         if self.costs is not None:
             self.costs.saw_feed(method, tokens, seconds)
 
     def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
-        """Record the time of a step, see `Costs.saw_step`."""
+        """Record the time of a step; see `Costs.saw_step`."""
         if self.costs is not None:
             self.costs.saw_step(nodes, rows, context, seconds)
 
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
-        """Worth of guesses of `method` for these requests in the step chosen last; None if unknown.
+        """Worth of guesses of `method` in the step chosen last, for these requests; None if unknown.
 
-        Guesses for requests whose drafts were not chosen by gain, such as trials, are made at any worth.
+        Requests whose drafts were not chosen by gain, such as trials, get a weight at which no guess is left out.
         """
         confidence, plan = self._confidence.get(method), self._plan
         if confidence is None or method not in plan.times or not self.expected_cost:
@@ -177,20 +182,22 @@ class Policy:
         return Worth(confidence.tables, confidence.typical, sampled, weights, plan.times[method])
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
-        """Drop the counts of a request that ended."""
+        """Drop the counts and the plan of a finished request."""
         for method in methods:
             self._of(method).forget(request)
         self._plan.drafts.pop(request, None)
 
     def _batch(self, rows: int, beside: int) -> tuple[int, bool, int]:
-        """Batches that share a plan with this one; the first item is the longest path."""
+        """Key of the batches that share a plan; see `_Plan`."""
         return 0 if self.gate.closed else self.bound(rows), beside > 0, rows.bit_length()
 
     def again(self, ids: Sequence[int], limits: Sequence[int], beside: int) -> list[RequestedDraft] | None:
-        """Planned drafts of these requests, adapted to this step; None if `choose` must be called.
+        """Return the planned drafts of these requests, adapted to this step; None if `choose` must be called.
 
         Args:
-            limits: longest useful path of each.
+            ids: identifiers of the decoding requests, [R].
+            limits: longest useful path of each, in tokens, [R].
+            beside: prompt tokens in the same forward.
         """
         plan, batch = self._plan, self._batch(len(ids), beside)
         if not plan.left or plan.batch != batch or not all(request in plan.drafts for request in ids):
@@ -205,7 +212,12 @@ class Policy:
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
     def choose(self, rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
-        """Choose the draft of each row of the next step, which also reads up to `beside` prompt tokens."""
+        """Choose the draft of each row of the next step.
+
+        Args:
+            rows: decoding rows.
+            beside: greatest number of prompt tokens in the same forward.
+        """
         batch = self._batch(len(rows), beside)
         free = [i for i, row in enumerate(rows) if row.adaptive and row.limit and batch[0]]
         if not free or self.costs is None:
@@ -219,13 +231,13 @@ class Policy:
         return requested
 
     def _open(self, request: int, bound: int) -> RequestedDraft:
-        """Planned draft, with the longest path and siblings if its chain ends by the worth of its guesses."""
+        """Planned draft; with the longest path and siblings if the drafter itself ends the chain by `Worth`."""
         draft, priced = self._plan.drafts[request], bool(self._plan.times) and request in self._plan.weights
         stops = priced and all(self.stoppable.get(method, False) for method in draft.methods)
         return draft._replace(limit=bound, siblings=BESIDE * bound) if stops else draft
 
     def _most(self, row: DecodingRow, bound: int) -> RequestedDraft:
-        """Longest draft that the row may have, with all its methods in order."""
+        """Longest draft of a row with all its methods, or the reason for none."""
         limit = min(row.limit, bound)
         if limit:
             return RequestedDraft(limit, row.methods)
@@ -236,7 +248,7 @@ class Policy:
     def _planned(
         self, key: tuple[int, bool, int], rows: Sequence[DecodingRow], free: Sequence[int], beside: int
     ) -> _Plan:
-        """The best drafts of the free rows, given those of the other rows, and the trials that are due."""
+        """Plan the best drafts of the free rows, given those of the other rows, and the trials that are due."""
         assert self.costs is not None
         requested = [self._most(row, key[0]) for row in rows]
         for i in free:

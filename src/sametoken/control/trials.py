@@ -1,8 +1,8 @@
-"""Trial steps, made to learn something: plain, with longer or shorter paths, and with other drafters. Pure.
+"""Exploration: trial steps without drafts, with longer or shorter paths, or with other drafters.
 
-One rule: a kind of trial is made while what it lost before is within its share of the budget. A draft model reads a
-prompt before its first guess of a request, which has a budget of its own, and several steps follow with the drafts that
-the reading made possible.
+A kind of trial is due while the time that its trials lost is within a fixed fraction of the total time. Before the
+first guess of a request, a draft model must read its context; this time has a budget of its own, and several trial
+steps follow each such reading. Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from collections.abc import Callable, Mapping, Sequence
 from sametoken.control.acceptance import PRIOR
 from sametoken.control.choice import RECALL, ChosenLengths, RequestedDraft, StepBatch, Way
 
-SHARE = 0.005  # of the time, most that trials lose
-READ_SHARE = 0.01  # of the time, most that reading for trials takes
-FIRST = 12.0  # plain steps that reading for the first trials may take
-EARLY, RATE = 5.0, 0.05  # plain steps that a kind may lose besides, and at which share of the time
-AFTER_READING = 2 * int(PRIOR)  # guesses of a trial that reads
+SHARE = 0.005  # greatest fraction of the time that trials lose
+READ_SHARE = 0.01  # greatest fraction of the time in which draft models read context for trials
+FIRST = 12.0  # additional time of reading for the first trials, in plain steps
+EARLY, RATE = 5.0, 0.05  # additional loss of each kind at first, in plain steps, and as a fraction of the time
+AFTER_READING = 2 * int(PRIOR)  # guesses of a trial after its models read context
 Drafts = dict[int, RequestedDraft]  # by request
 
 
 class Trials:
-    """Trials of batches of about one size.
+    """Schedule of trials for batches of similar size.
 
     Attributes:
-        needed: chance at which one guess a row would have paid when it was last tried.
+        needed: break-even acceptance probability of one guess per row, at the last trial; 0 before.
     """
 
     def __init__(self) -> None:
-        self._steps, self._read = 0, 0.0  # steps of such batches; plain steps of reading
-        self._lost = defaultdict[str, float](float)  # by kind, in plain steps
-        self._turn = 0  # of the rows that guess
+        self._steps, self._read = 0, 0.0  # steps of such batches; time of reading in plain steps
+        self._lost = defaultdict[str, float](float)  # lost time by kind, in plain steps
+        self._turn = 0  # number of "guess" trials so far, which selects their rows
         self.needed = 0.0
 
     def due(
         self, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft]
     ) -> list[Drafts]:
-        """Drafts of the trials that are due, each in place of the planned ones of a step."""
+        """Drafts of the trials that are due; each item replaces planned drafts of one step."""
         kinds, found = self._kinds(batch, planned), list[Drafts]()
         for kind, wanted in kinds.items():
             if not self._steps or self._lost[kind] > min(EARLY, RATE * self._steps) + SHARE * self._steps / len(kinds):
@@ -56,7 +56,7 @@ class Trials:
         return found
 
     def _kinds(self, batch: StepBatch, planned: Sequence[RequestedDraft]) -> dict[str, Drafts]:
-        """Drafts of a trial by kind, by index of a row."""
+        """Drafts of a trial of each kind, by index of the row; kinds that would change nothing are left out."""
         on, off = ([i for i in batch.free if (planned[i].limit > 0) == drafts] for drafts in (True, False))
         most = {i: min(2 * planned[i].limit, batch.rows[i].limit, batch.longest) for i in on}
         kinds = {
@@ -69,7 +69,7 @@ class Trials:
         return {kind: changed for kind, changed in kinds.items() if any(changed[i] != planned[i] for i in changed)}
 
     def _guesses(self, off: Sequence[int], batch: StepBatch) -> Drafts:
-        """One guess for some of the rows that draft nothing, in turn."""
+        """One guess for each of a few rows without drafts, taken in turn."""
         some, guesses = min(len(off), int(PRIOR)), Drafts()
         for place in range(self._turn * some, (self._turn + 1) * some):
             methods = batch.rows[off[place % len(off)]].methods
@@ -80,7 +80,7 @@ class Trials:
         self, batch: StepBatch, ways: Sequence[Way], choice: ChosenLengths, planned: Sequence[RequestedDraft],
         changed: Mapping[int, RequestedDraft],
     ) -> float:  # fmt: skip
-        """Estimated loss of a step of a trial, in plain steps, or in planned steps if they draft."""
+        """Estimated time lost by one trial step, in plain steps, or in planned steps if those have drafts."""
         tried = list(ways)
         for i, draft in changed.items():
             if draft.limit and draft.methods != ways[i].methods:  # other drafters run in every step
@@ -99,7 +99,7 @@ def _asks_all(draft: RequestedDraft, methods: tuple[str, ...], runs_model: Calla
 def _read_within(
     affordable: float, batch: StepBatch, planned: Sequence[RequestedDraft], wanted: Drafts
 ) -> tuple[Drafts, float]:
-    """Wanted drafts whose models have little to read first, and the seconds of reading."""
+    """Wanted drafts for which draft models read for at most `affordable` seconds in all, and those seconds."""
     kept, seconds = Drafts(), 0.0
     for i, draft in wanted.items():
         debt = sum(batch.debt(method, i) for method in set(draft.methods) - set(planned[i].methods))

@@ -1,9 +1,9 @@
-"""Worth of the guesses of one step and of their time in one unit, which decides where each row's chain ends.
+"""Worth of draft tokens and of time in one unit, by which a drafter ends the chain of each row.
 
-A guess is worth the chance that its whole path is accepted, times the weight of its row. That never grows along a
-chain, so the guesses that are worth their verification are the first ones of each row. Beside each of them stand the
-next candidates of the same draw, its siblings, where they are worth theirs; no guess follows them. The rule is in
-kernels/cpu/stop.h.
+The worth of a guess is the probability that its whole path is accepted, times the weight of its row. It never grows
+along a chain, so the guesses that are worth the time of their verification are a prefix of the chain. The next
+candidates of the same draw are added as siblings if they are worth their time as well; no guess follows a sibling. The
+rule is implemented in kernels/cpu/stop.h.
 """
 
 from __future__ import annotations
@@ -11,18 +11,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-UNPRICED = 1e9  # weight of a row whose guesses are made at any cost
+UNPRICED = 1e9  # weight of a row whose guesses are never left out
 
 
 def chance_of(table: Sequence[float], share: float, rank: int) -> float:
-    """Chance of a candidate from the table of its rank; linear between the middles of the bins."""
+    """Acceptance probability of a candidate from the table of its rank, linear between the middles of the bins.
+
+    Args:
+        table: probabilities at the middles of the bins, [bins].
+        share: confidence of the drafter in the candidate, at most 1 / (1 + `rank`).
+        rank: rank of the candidate in its draw, 0 for the best.
+    """
     at = min(max(share * (1 + rank) * len(table) - 0.5, 0.0), len(table) - 1.0)
     below = min(int(at), len(table) - 2)
     return table[below] + (at - below) * (table[below + 1] - table[below])
 
 
 class Time(NamedTuple):
-    """The worth of the time to verify a guess, to make one beside others of the same level, and of a draft forward."""
+    """Worth of the time of the parts of a draft.
+
+    Attributes:
+        verify: worth of the time to verify one guess.
+        guess: worth of the time to draft one more row at a level that runs anyway.
+        level: worth of the fixed time of one draft forward.
+    """
 
     verify: float
     guess: float
@@ -33,13 +45,13 @@ class Worth(NamedTuple):
     """Worth of guesses and of time in one step. Legend: R rows, K candidates of a draw.
 
     Attributes:
-        chances: [K][2][bins] chance that a candidate is accepted, by its share: of greedy rows and of sampled ones. The
-            bins of candidate k part 0 .. 1 / (1 + k), since those before it have shares that are no smaller.
-        typical: [K][2] chance of candidates that were not drawn yet.
-        sampled: [R] true for sampled rows.
-        weights: [R] weight of a token.
-        time: worth of a guess's time.
-        siblings: [R] most guesses beside those of the chain; () for none.
+        chances: acceptance probability of a candidate by its share, for greedy and for sampled rows, [K][2][bins]. The
+            bins of candidate k divide 0 .. 1 / (1 + k), the possible shares of the k-th best of a draw.
+        typical: acceptance probability of a candidate of unknown share, [K][2].
+        sampled: true for sampled rows, [R].
+        weights: worth of an accepted token, [R].
+        time: worth of the time of a draft.
+        siblings: greatest number of siblings of each row, [R]; () for none.
     """
 
     chances: Sequence[Sequence[Sequence[float]]]
@@ -51,12 +63,12 @@ class Worth(NamedTuple):
 
 
 class EndedChains(NamedTuple):
-    """Candidates of R rows that were drawn, and those that joined the drafts. Legend: L levels, K candidates of a draw.
+    """Candidates drawn by a drafter, and those kept in its drafts. Legend: R rows, L levels, K candidates of a draw.
 
     Attributes:
-        made: [R] levels that were drawn.
-        kept: [R][L] candidates of each level that joined, the guess of the chain and its siblings.
-        candidates: [R][L][K] their tokens, best first, negative for none.
+        made: number of levels that were drawn, [R].
+        kept: number of candidates of each level in the draft, the guess of the chain and its siblings, [R][L].
+        candidates: token ids, best first, [R][L][K]; negative for none.
     """
 
     made: Sequence[int]
