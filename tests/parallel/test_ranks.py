@@ -89,6 +89,7 @@ def test_united_drafts_change_no_bit_of_two_ranks(two: LLM) -> None:
     ("memory", "options"),
     [
         ("on", {"max_draft_len": 4}),
+        ("on", {"max_draft_len": 4, "draft_window": 5}),
         pytest.param("off", {"max_draft_len": 4}, marks=pytest.mark.thorough),
         pytest.param("on", {"tree_top_k": 3, "max_total_draft_tokens": 7}, marks=pytest.mark.thorough),
     ],

@@ -20,7 +20,7 @@ from sametoken.checkpoint.planned import PlannedModel, planned_model
 from sametoken.checkpoint.tensors import read_tensors
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.load import dtype_for
-from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages
+from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages, short_pages
 from sametoken.errors import ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES
 from sametoken.heads.read import is_head, read_head
@@ -61,6 +61,7 @@ class _Plan(NamedTuple):
     lookahead: int
     itemsize: int
     taps: int
+    shortens: bool = False  # a draft model has rows for shortened texts
 
 
 def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory: int | None = None) -> MemoryForecast:
@@ -169,7 +170,8 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         cached.append(Cached(own.config, dtype, settings.cache.dtype))
         parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
     plan = _Plan(
-        tuple(parts), weights, tuple(cached), shared, planned.config, other.outside, lookahead, dtype.itemsize, taps
+        tuple(parts), weights, tuple(cached), shared, planned.config, other.outside, lookahead, dtype.itemsize, taps,
+        draft is not None and not is_head(draft),
     )  # fmt: skip
     return plan, tuple(notes)
 
@@ -182,7 +184,10 @@ def _token_bytes(cached: Cached, settings: EngineSettings) -> int:
 def _pool(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
     page = settings.cache.tokens_per_block
     pages = pool_pages(batch, context, plan.lookahead, page) + 1
-    return pool_bytes(plan.cached, page, pages) + 8 * (batch + 1) * row_pages(context, plan.lookahead, page)
+    short = batch * short_pages(settings.speculative, context, plan.lookahead, page) if plan.shortens else 0
+    rows = 1 + batch * (2 if short else 1)
+    held = pool_bytes(plan.cached, page, pages) + pool_bytes(plan.cached[1:], page, short)
+    return held + 8 * rows * row_pages(context, plan.lookahead, page)
 
 
 def _activations(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:

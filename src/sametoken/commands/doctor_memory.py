@@ -21,7 +21,7 @@ ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-l
 ENGINE = (
     "max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization", "tensor_parallel_size",
 )  # fmt: skip
-SPECULATIVE = ("max_total_draft_tokens", "tree_top_k", "draft_tensor_parallel_size")
+SPECULATIVE = ("max_total_draft_tokens", "tree_top_k", "draft_window", "draft_tensor_parallel_size")
 SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # for heads too
 UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12} | {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40,

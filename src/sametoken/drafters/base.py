@@ -127,6 +127,10 @@ class Drafter(Protocol):
         """Former name of `cached_tokens`."""
         return 0
 
+    def unread(self, row: int, context: int) -> int:
+        """Number of tokens that the model has to read before it drafts for a row of `context` committed tokens."""
+        return context - self.cached_tokens(row)
+
     def catch_up(self, rows: Sequence[int]) -> None:
         """Run the model over long backlogs of these rows now, if that helps: they will probably be drafted soon."""
         return

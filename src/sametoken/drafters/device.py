@@ -52,6 +52,10 @@ class Proposer(Protocol):
         """Record the tokens that a step committed at positions from `start` on; called when the host has read them."""
         return
 
+    def outgrown(self, row: int) -> bool:
+        """True if the host has to change the row's place in the cache; the row enters again after that."""
+        return False
+
     def leave(self, row: int, features: Tensor) -> None:
         """Return the row to the host.
 

@@ -71,12 +71,14 @@ class Place(NamedTuple):
         host_rows: `rows` as Python ints, () if the host must not read them.
         starts: [B] slots of each row that are in use.
         longest: upper bound of `starts`.
+        skipped: [B] tokens of each row's text that are not in the cache, see `drafters.reading`.
     """
 
     rows: Tensor
     host_rows: Sequence[int]
     starts: Tensor
     longest: int
+    skipped: Tensor | int = 0
 
     def span(self, ancestor_mask: Tensor, nodes: int) -> Span:
         """Span of the last `nodes` nodes of the trees `ancestor_mask` [B, M, M] past the rows' slots."""
@@ -90,7 +92,7 @@ def grow(guesser: Guesser, place: Place, output: Tensor, tree: Chain | Tree, lev
         place: position after the slots of the pending tokens.
         output: [B, H] of those slots.
     """
-    output, pending = output.unsqueeze(1), place.starts + (guesser.lag - 1)
+    output, pending = output.unsqueeze(1), place.starts + place.skipped + (guesser.lag - 1)
     for level in range(levels):
         if level > 0:
             tokens, ancestor_mask = tree.enter_frontier()

@@ -6,7 +6,6 @@ Legend: B rows, N nodes of a draft, R slots of all rows, H hidden size, K longes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.padded import Guess, guesses_of
+from sametoken.drafters.reading import Row, Slots, Window, joined
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
 from sametoken.model.compiled_guesses import Committed, TreeBounds
 from sametoken.runtime.graph_slots import GraphSlots
@@ -28,39 +28,6 @@ LONG_BACKLOG = 16  # longer backlogs are read separately: the other rows' feed i
 MOST_KEPT = 512  # features stored for a row that is not drafted; more are read by the model at once
 
 
-@dataclass(slots=True)
-class Row:
-    """State of one sequence.
-
-    Attributes:
-        length: slots of the row in the cache.
-        tokens: committed tokens from position `length` on.
-        features: [count, W] features of `tokens`, if the guesser reads any.
-        children: child nodes by token of every node of the last proposal.
-        written: slot past `length` with the KV of each node of the last proposal.
-    """
-
-    length: int = 0
-    tokens: list[int] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
-    children: dict[int, dict[int, int]] = field(default_factory=dict)
-    written: dict[int, int] = field(default_factory=dict)
-
-    def take(self, count: int, lag: int, pending: Sequence[int] = ()) -> tuple[list[int], Tensor | None]:
-        """Remove and return the input of the next slots: tokens, and features [count, W]."""
-        read = [*self.tokens[lag : count + lag], *pending]
-        features = None
-        if self.features:
-            features = self.features[0] if len(self.features) == 1 else torch.cat(self.features)
-            features, left = features[:count], features[count:]
-            self.features = [left] if len(left) else []
-        del self.tokens[:count]
-        return read, features
-
-
-Slots = Sequence[tuple[list[int], Tensor | None]]  # per row: tokens that the next slots read, and features
-
-
 class GrowingDrafter(Drafter):
     """Drafter with a model whose KV cache shares the target's page table.
 
@@ -69,11 +36,14 @@ class GrowingDrafter(Drafter):
         max_draft_len: depth of a tree, at most `budget`.
         branches: candidates that each level keeps and expands; 1 for a chain.
         budget: draft tokens of a proposal, by cumulative score of all candidates; None for one path.
+        window: what is read of long texts; None for everything.
     """
 
     runs_model = True
 
-    def __init__(self, guesser: Guesser, max_draft_len: int, branches: int, budget: int | None) -> None:
+    def __init__(
+        self, guesser: Guesser, max_draft_len: int, branches: int, budget: int | None, window: Window | None = None
+    ) -> None:
         self.guesser, self.cache = guesser, guesser.cache
         self.budget, self.branches = budget if budget is not None else max_draft_len, branches
         self.max_draft_len = min(max_draft_len, self.budget)  # a path has no more nodes than its draft
@@ -81,18 +51,32 @@ class GrowingDrafter(Drafter):
         self.nodes = self.slots(self.max_draft_len)
         self._rows: dict[int, Row] = {}
         self._device = guesser.cache.keys.device
+        self.window, table = window, self.cache.table
+        # By row, for captured steps: the row of the page table that the model reads, and `Row.skipped`.
+        self.places = torch.stack([self._ints(range(table.spare + 1)), self._ints([0] * (table.spare + 1))])
 
     def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
         assert not self.taps or draft_cached == len(cached), (
             "features of reused tokens are gone, so their slots must be there"
         )
-        self._rows[row] = Row(draft_cached, list(cached[draft_cached:]))
+        self._rows[row] = Row(draft_cached, list(cached[draft_cached:]), text=list(cached))
 
     def release(self, row: int) -> None:
         self._rows.pop(row, None)
 
     def cached_tokens(self, row: int) -> int:
-        return self._rows[row].length
+        state = self._rows[row]
+        return 0 if state.skipped else state.length
+
+    def unread(self, row: int, context: int) -> int:
+        if self.window is not None and not self.fits(row):
+            return self.window.read
+        return context - self._rows[row].length - self._rows[row].skipped
+
+    def fits(self, row: int) -> bool:
+        """True if the row need not be shortened before the model reads more of it."""
+        state = self._rows[row]
+        return self.window is None or self.window.fits(state.length, len(state.tokens), short=state.skipped > 0)
 
     def slots(self, limit: int) -> int:
         return max(self.nodes_of(limit), self.branches * (min(limit, self.max_draft_len) - 1))
@@ -118,6 +102,7 @@ class GrowingDrafter(Drafter):
             parts = torch.split(features, [len(each) for each in tokens])
         for row, committed, part in zip(rows, tokens, parts, strict=True):
             state = self._rows[row]
+            state.text.extend(committed)
             kept = self._keep_path(row, state, committed) if state.children else 0
             if committed[kept:]:
                 state.tokens.extend(committed[kept:])
@@ -131,6 +116,7 @@ class GrowingDrafter(Drafter):
 
     def _read(self, rows: Sequence[int]) -> None:
         """Run the model over long backlogs together, without padding any row."""
+        self._shorten(rows)
         lag = self.guesser.lag
         while long := [row for row in rows if len(self._rows[row].tokens) > LONG_BACKLOG]:
             states = [self._rows[row] for row in long]
@@ -143,7 +129,7 @@ class GrowingDrafter(Drafter):
         width, lengths = max(widths), self._ints(widths)
         # Shorter rows repeat their last slot past their end, where the cache is free.
         tokens = self._ints([[*each, *each[-1:] * (width - len(each))] for each, _ in slots])
-        features, hidden = _joined(slots), None
+        features, hidden = joined(slots), None
         if features is not None:
             hidden = self.guesser.fuse(features)
             if min(widths) < width:
@@ -156,8 +142,22 @@ class GrowingDrafter(Drafter):
         return output[torch.arange(len(rows), device=self._device), lengths - 1]
 
     def _place(self, rows: Sequence[int]) -> Place:
-        lengths = [self._rows[row].length for row in rows]
-        return Place(self._ints(rows), rows, self._ints(lengths), max(lengths))
+        lengths, own = [self._rows[row].length for row in rows], self._own(rows)
+        return Place(self._ints(own), own, self._ints(lengths), max(lengths), self._ints(self._skipped(rows)))
+
+    def _own(self, rows: Sequence[int]) -> list[int]:
+        """Rows of the page table that the model reads."""
+        return [self.cache.table.short(row) if self._rows[row].skipped else row for row in rows]
+
+    def _skipped(self, rows: Sequence[int]) -> list[int]:
+        return [self._rows[row].skipped for row in rows]
+
+    def _shorten(self, rows: Sequence[int]) -> None:
+        """Begin the rows whose text is too long anew, with its first and last tokens."""
+        for row in rows:
+            if self.window is not None and not self.fits(row):
+                state = self._rows[row]
+                state.length, state.tokens, state.skipped = 0, *self.window.cut(state.text)
 
     # Proposing.
 
@@ -195,7 +195,8 @@ class GrowingDrafter(Drafter):
     ) -> Grown | None:
         """Read tokens and grow trees in one call of the compiled kernels; None if unsupported."""
         states, tokens = [self._rows[row] for row in rows], [each for each, _ in slots]
-        read = Committed(rows, [state.length for state in states], tokens, _joined(slots))
+        lengths, skipped = [state.length for state in states], self._skipped(rows)
+        read = Committed(self._own(rows), lengths, tokens, joined(slots), skipped)
         if self.branches == 1:
             grown = self._chains(read, limits, sampling, worth)
         else:
@@ -226,7 +227,9 @@ class GrowingDrafter(Drafter):
 
     def settle(self, row: int) -> Tensor | None:
         """Read all committed tokens whose slots do not read the pending one; return their features (None: no taps)."""
+        self._shorten([row])
         state, lag = self._rows[row], self.guesser.lag
+        self.places[:, row] = self._ints([*self._own([row]), state.skipped])
         while (count := len(state.tokens) - lag) > 0:
             self._feed([row], [state.take(min(count, FEED_ROWS), lag)])
         return state.features[0] if state.features else None
@@ -236,7 +239,10 @@ class GrowingDrafter(Drafter):
         kept = 1 - self.guesser.lag
         if self.branches == 1 and not self.taps:  # its accepted path is in place already, except for the last token
             kept = max(1, len(committed) - 1)
-        self._rows[row] = Row(start + kept, list(committed[kept:]))
+        before = self._rows[row]
+        text, length = before.text, start + kept - before.skipped
+        text[start:] = committed
+        self._rows[row] = Row(length, list(committed[kept:]), text=text, skipped=before.skipped)
 
     def give(self, row: int, features: Tensor) -> None:
         """Set the features [count, W] of the row's unread tokens."""
@@ -266,7 +272,7 @@ class GrowingDrafter(Drafter):
                 break
             path.append(state.written[node])
         if path and path != list(range(len(path))):
-            self.cache.commit(self._ints([row]), self._ints([state.length]), self._ints([path]))
+            self.cache.commit(self._ints(self._own([row])), self._ints([state.length]), self._ints([path]))
         state.length += len(path)
         state.children, state.written = {}, {}
         return min(len(committed), 1 + len(path))  # `propose` has read the pending token
@@ -294,6 +300,9 @@ class CapturedGrowing(Proposer):
     def committed(self, row: int, start: int, tokens: Sequence[int]) -> None:
         self._drafter.resume(row, start, tokens)
 
+    def outgrown(self, row: int) -> bool:
+        return not self._drafter.fits(row)
+
     def leave(self, row: int, features: Tensor) -> None:
         if self.taps:
             self._drafter.give(row, features)
@@ -301,8 +310,9 @@ class CapturedGrowing(Proposer):
     def guess(self, graph_slots: GraphSlots, sampling: Sampling, keys: int) -> Draft:
         guesser, newest = self._guesser, graph_slots.latest(self._width)
         hidden = guesser.fuse(newest.features.flatten(0, 1)) if self.taps else None
-        after = graph_slots.lengths + (1 - guesser.lag)  # slots in use once the pending token is read
-        place = Place(graph_slots.rows, (), after - newest.counts, keys - self.slots)
+        rows, skipped = self._drafter.places[:, graph_slots.rows]
+        after = graph_slots.lengths - skipped + (1 - guesser.lag)  # slots in use once the pending token is read
+        place = Place(rows, (), after - newest.counts, keys - self.slots, skipped)
         ancestor_mask = chain_mask(graph_slots.batch, self._width, after.device)
         output = guesser.run(newest.tokens, hidden, place.span(ancestor_mask, self._width))
         last = (newest.counts - 1).view(-1, 1, 1).expand(-1, 1, output.shape[2])
@@ -316,9 +326,3 @@ class CapturedGrowing(Proposer):
             return Chain(graph_slots.pending, limits)
         share = (self._drafter.budget * limits + (self.depth - 1)) // self.depth
         return Tree(graph_slots.pending, limits, self.branches, torch.maximum(limits, share), self.nodes - 1)
-
-
-def _joined(slots: Slots) -> Tensor | None:
-    """Features [R, W] of all rows' slots, concatenated."""
-    parts = [features for _, features in slots if features is not None]
-    return None if not parts else parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -18,7 +18,7 @@ from sametoken.engine.host import HostRunner
 from sametoken.engine.load import Loaded
 from sametoken.engine.meter import Meter
 from sametoken.engine.pace import Pace
-from sametoken.engine.pages import Cached, cached_by, lookahead_of, pool_bytes, pool_pages, row_pages
+from sametoken.engine.pages import Cached, cached_by, lookahead_of, pool_bytes, pool_pages, row_pages, short_pages
 from sametoken.engine.rows import Rows
 from sametoken.errors import ConfigError, MemoryPlanError
 from sametoken.heads.registry import model_free_drafters
@@ -56,17 +56,22 @@ def build_engine(
     device = target.embed.device
     page = cache.tokens_per_block
     lookahead = lookahead_of(speculative, draft)
-    pages, context = _plan_pages(loaded, config, cache, lookahead)
-    per_row = row_pages(context.length, lookahead, page)
-    table = PageTable(config.max_batch_size, pages, per_row, page, device)
+
+    def short_of(context: int) -> int:
+        shortens = draft is not None and draft.kind.shortens
+        return short_pages(speculative, context, lookahead, page) if shortens else 0
+
+    pages, context = _plan_pages(loaded, config, cache, lookahead, short_of(loaded.max_seq_len))
+    per_row, short = row_pages(context.length, lookahead, page), short_of(context.length)
+    table = PageTable(config.max_batch_size, pages, per_row, page, device, short)
     if loaded.ranks is not None:
-        loaded.ranks.hold(Cache(config.max_batch_size, pages, per_row, page, cache.dtype))
+        loaded.ranks.hold(Cache(config.max_batch_size, pages, per_row, page, cache.dtype, short))
 
     kv_format = FORMATS[cache.dtype]
     caches: list[KVCache] = []
 
-    def cache_for(shape: ModelConfig, dtype: torch.dtype) -> KVCache:
-        caches.append(KVCache.of(shape, table, dtype, device, kv_format))
+    def cache_for(shape: ModelConfig, dtype: torch.dtype, pages: int = table.all_pages) -> KVCache:
+        caches.append(KVCache.of(shape, table, dtype, device, kv_format, pages))
         return caches[-1]
 
     drafters = model_free_drafters(speculative)
@@ -83,7 +88,7 @@ def build_engine(
     pace = Pace(config.max_prefill_share, config.max_mixed_prefill_tokens)
     rows, meter = Rows(), Meter(pace, policy)
     drafting = Drafting(drafters, policy, rows, meter)
-    runner = HostRunner(target, cache_for(target.config, target.dtype), drafting.taps, rows, meter)
+    runner = HostRunner(target, cache_for(target.config, target.dtype, pages), drafting.taps, rows, meter)
     engine = Engine(
         runner,
         table,
@@ -144,8 +149,14 @@ def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfi
     return speculative.model_copy(update={"max_draft_len": FREE_LENGTH})
 
 
-def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int) -> tuple[int, Context]:
-    """Number of pages of the pool, sink included, and the longest sequence that they hold with its lookahead."""
+def _plan_pages(
+    loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int, short: int
+) -> tuple[int, Context]:
+    """Number of pages of the pool, sink included, and the longest sequence that they hold with its lookahead.
+
+    Args:
+        short: pages of each row for a draft model's shortened text.
+    """
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
     per_page = pool_bytes(cached, page, 1)
@@ -153,7 +164,7 @@ def _plan_pages(loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, look
     device = loaded.target.embed.device
     free = available_bytes(device) // sharing
     share = cache.free_memory_fraction or default_share(device)
-    fits = int(free * share) // per_page
+    fits = max(0, int(free * share) - pool_bytes(cached[1:], page, short * config.max_batch_size)) // per_page
     wanted = -(-cache.max_tokens // page) if cache.max_tokens else None
     pages = min(wanted or pool_pages(config.max_batch_size, context, lookahead, page), fits)
     if cache.max_tokens is not None and pages * page < cache.max_tokens:

@@ -114,6 +114,7 @@ class CapturedSteps:
     def _unchanged(self, session: _Session, scheduler: Scheduler) -> bool:
         same = len(session.requests) == len(scheduler.running)
         same = same and all(a is b for a, b in zip(session.requests, scheduler.running, strict=True))
+        same = same and not any(session.proposer.outgrown(_row(request)) for request in session.requests)
         return same and not scheduler.may_admit
 
     def _enter(self, scheduler: Scheduler) -> _Session | None:

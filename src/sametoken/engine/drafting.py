@@ -77,7 +77,8 @@ class Drafting:
         room = self.policy.left(request.room)
         backlog = 0
         if request.adaptive and row is not None and request.draft_kv:
-            backlog = context - self._draft_cached(row, request)
+            models = (self.drafters[method] for method in request.methods if self.drafters[method].namespace)
+            backlog = next((drafter.unread(row, context) for drafter in models), 0)
         limit = request.draft_limit
         return DecodingRow(request.id, request.methods, limit, request.adaptive, context, backlog, room)
 
@@ -163,9 +164,7 @@ class Drafting:
         """Proposal of one drafter for some rows; its time goes to the policy."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
-        unread = sum(
-            len(request.tokens) - 1 - drafter.cached_tokens(row) for row, request in zip(rows, requests, strict=True)
-        )
+        unread = sum(drafter.unread(row, len(request.tokens) - 1) for row, request in zip(rows, requests, strict=True))
         with (reading := Clock()):
             drafter.catch_up(rows)
         if drafter.namespace and unread >= READ:

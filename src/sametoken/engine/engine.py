@@ -134,7 +134,7 @@ class Engine:
         scheduler, policy = self.scheduler, self.drafting.policy
         if policy.costs is not None or not scheduler.free_rows or not self.drafters:
             return
-        most = min(scheduler.max_num_tokens, self.table.table.shape[0] * (1 + policy.longest))
+        most = min(scheduler.max_num_tokens, (self.table.spare + 1) * (1 + policy.longest))
         context = self.table.table.shape[1] * self.table.page_size
         experts = self.runner.decoder.config.experts
         with self._threads():

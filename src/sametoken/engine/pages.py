@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from sametoken.drafters.reading import Window
 from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
 from sametoken.options.speculation import SpeculativeConfig
@@ -50,6 +51,12 @@ def pool_pages(rows: int, context: int, lookahead: int, page: int) -> int:
 def row_pages(context: int, lookahead: int, page: int) -> int:
     """Number of entries of a row of the page table."""
     return -(-(context + lookahead + KEY_BLOCK) // page)
+
+
+def short_pages(speculative: SpeculativeConfig, context: int, lookahead: int, page: int) -> int:
+    """Pages of a row for a draft model's shortened text, 0 if the longest text is not shortened."""
+    slots = Window(speculative.draft_window).slots(context, speculative.most_nodes)
+    return min(-(-slots // page), row_pages(context, lookahead, page))
 
 
 def pool_bytes(cached: Sequence[Cached], page: int, pages: int) -> int:

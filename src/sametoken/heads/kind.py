@@ -117,7 +117,13 @@ class Written(NamedTuple):
 
 
 class Weighted(ABC):
-    """Interface for serving a kind of drafts with weights."""
+    """Interface for serving a kind of drafts with weights.
+
+    Attributes:
+        shortens: true if the drafter may read a part of a long text, see `drafters.reading`.
+    """
+
+    shortens = False
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

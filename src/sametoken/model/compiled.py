@@ -211,7 +211,7 @@ class Compiled:
         width = max(lengths)
         tokens = _longs([*chain.from_iterable([*row, *[0] * (width - len(row))] for row in committed.tokens)])
         rows, starts, counts = _longs(committed.rows), _longs(committed.starts), (c_int32 * batch)(*lengths)
-        positions = _longs([start + n + self.ahead for start, n in zip(committed.starts, lengths, strict=True)])
+        positions = _longs(committed.drawn_at(self.ahead))
         features = committed.padded(width)
         features = None if features is None else features.contiguous()
         span = CSpan(batch, width, width, addressof(rows), addressof(starts))

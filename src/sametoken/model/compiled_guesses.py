@@ -25,12 +25,19 @@ class Committed(NamedTuple):
         starts: lengths of the rows, which are the indexes of the tokens.
         tokens: one or more tokens of each row; guesses follow the last one.
         features: [tokens of all rows, W] features of the tokens for a head, row after row; None for a decoder.
+        skipped: tokens of each row's text that the rows of the cache lack; () for none.
     """
 
     rows: Sequence[int]
     starts: Sequence[int]
     tokens: Sequence[Sequence[int]]
     features: Tensor | None = None
+    skipped: Sequence[int] = ()
+
+    def drawn_at(self, ahead: int) -> list[int]:
+        """Positions in the rows' texts of the first guesses, `ahead` past their indexes in complete rows."""
+        skipped = self.skipped or [0] * len(self.rows)
+        return [s + len(n) + more + ahead for s, n, more in zip(self.starts, self.tokens, skipped, strict=True)]
 
     def padded(self, width: int) -> Tensor | None:
         """Features [B * width, W], each row's last one repeated."""

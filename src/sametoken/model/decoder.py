@@ -241,7 +241,8 @@ class Decoder(nn.Module):
             return None
         if self.ranks is None:
             return self.native.guess(read, cache, limits, sampling, worth)
-        self.ranks.begin_chains(cache.table, read.rows, read.starts, read.tokens, max(limits), sampling)
+        places = read.rows, read.starts, read.tokens, read.skipped
+        self.ranks.begin_chains(cache.table, *places, max(limits), sampling)
         guesses = self.native.guess(read, cache, limits, sampling, None)
         self.ranks.end(guesses.tokens)
         return guesses

@@ -103,6 +103,9 @@ class SpeculativeConfig(Settings):
     ] = 0.1
     """for suffix: leave out draft tokens that are less probable than this."""
 
+    draft_window: Positive = 512
+    """for draft_target: number of last tokens that a draft model reads of a text that is longer, beside its first 4. It
+    reads a text whole that is shorter or mostly read."""
     draft_tensor_parallel_size: Annotated[Positive, Elsewhere("vllm draft_tensor_parallel_size")] = 1
     """number of processes that compute a draft model: 1, or as many as compute the target, each a part of it. 1 is
     faster for most drafts; more are for a draft that one process cannot hold. A head is computed by one."""

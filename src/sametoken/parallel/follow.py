@@ -71,7 +71,7 @@ class FollowingRank:
 
     def begin_chains(
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
-        levels: int, sampling: Sampling,
+        skipped: Sequence[int], levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
         """Do nothing: rank 0 begins drafting."""
 
@@ -93,9 +93,12 @@ class FollowingRank:
         size = self.group.receive() if decoders else None
         if not isinstance(size, Cache):  # rank 0 has ended and has printed the reason
             raise RefusedError(NOT_STARTED)
-        table = PageTable(size.rows, size.pages, size.pages_per_row, size.page_size, "cpu")
-        kv_format = FORMATS[size.form]
-        caches = [KVCache.of(each.config, table, each.dtype, "cpu", kv_format) for each in decoders]
+        table = PageTable(size.rows, size.pages, size.pages_per_row, size.page_size, "cpu", size.short_pages)
+        pages, kv_format = [size.pages, table.all_pages], FORMATS[size.form]  # of the target, and of a draft model
+        caches = [
+            KVCache.of(each.config, table, each.dtype, "cpu", kv_format, count)
+            for each, count in zip(decoders, pages, strict=False)
+        ]
         with nullcontext() if decoders[0].native is None else serial_torch():
             while isinstance(message := self.group.receive(), Forward | ChainsOfGuesses | Scores):
                 if not isinstance(message, Scores):
@@ -152,7 +155,7 @@ def _compute(message: Forward | ChainsOfGuesses | Scores, decoder: Decoder, cach
         spans = [unpacked(span) for span in message.spans]
         decoder(torch.tensor(message.tokens, dtype=torch.int64), cache, cache.view(spans))
     elif isinstance(message, ChainsOfGuesses):
-        read = Committed(message.rows, message.starts, message.tokens)
+        read = Committed(message.rows, message.starts, message.tokens, skipped=message.skipped)
         decoder.guess(read, cache, [message.levels], sampling_of(message.draws))
     else:
         last = torch.frombuffer(bytearray(message.last), dtype=decoder.dtype)

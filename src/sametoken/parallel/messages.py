@@ -47,6 +47,7 @@ class Cache(NamedTuple):
     pages_per_row: int
     page_size: int
     form: KVDType
+    short_pages: int
 
 
 class SpanOf(NamedTuple):
@@ -104,6 +105,7 @@ class ChainsOfGuesses(NamedTuple):
     rows: list[int]
     starts: list[int]
     tokens: list[list[int]]
+    skipped: list[int]
     levels: int
     draws: Draws
 

@@ -76,13 +76,15 @@ class LeadingRank:
 
     def begin_chains(
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
-        levels: int, sampling: Sampling,
+        skipped: Sequence[int], levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
         """Send the inputs of the drafting."""
         self._sending.enter()
         changes, read = self._sending.changes(table, rows), [list(each) for each in tokens]
         self._group.send(
-            ChainsOfGuesses(self._model, changes, list(rows), list(starts), read, levels, draws_of(sampling))
+            ChainsOfGuesses(
+                self._model, changes, list(rows), list(starts), read, list(skipped), levels, draws_of(sampling)
+            )
         )
 
     def end(self, last: Tensor) -> None:

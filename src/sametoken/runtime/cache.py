@@ -32,13 +32,32 @@ class PageTable:
 
     Page 0 is a sink without an owner, to which unassigned entries point. Row `spare`, the last, never owns a page and
     receives the writes of batch padding.
+
+    Args:
+        short_pages: pages of a second row of each row, for a draft that reads a shorter text. They are fixed and follow
+            the pages of the pool; only caches of `all_pages` pages have them. 0 for no such rows.
     """
 
-    def __init__(self, rows: int, pages: int, pages_per_row: int, page_size: int, device: torch.device | str) -> None:
-        self.pages, self.page_size, self.spare = pages, page_size, rows
-        self.table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int64, device=device)
-        self._owned: list[list[int]] = [[] for _ in range(rows + 1)]
-        self._contiguous = [True] * (rows + 1)
+    def __init__(
+        self,
+        rows: int,
+        pages: int,
+        pages_per_row: int,
+        page_size: int,
+        device: torch.device | str,
+        short_pages: int = 0,
+    ) -> None:
+        self.pages, self.page_size, self.spare, self.short_pages = pages, page_size, rows, short_pages
+        self.all_pages, count = pages + rows * short_pages, 1 + (2 * rows if short_pages else rows)
+        self.table = torch.zeros(count, pages_per_row, dtype=torch.int64, device=device)
+        self._owned: list[list[int]] = [[] for _ in range(count)]
+        self._contiguous = [True] * count
+        for row in range(rows if short_pages else 0):
+            self.extend(self.short(row), range(pages + row * short_pages, pages + (row + 1) * short_pages))
+
+    def short(self, row: int) -> int:
+        """Second row of a row, see `short_pages`."""
+        return self.spare + 1 + row
 
     def extend(self, row: int, pages: Sequence[int]) -> None:
         """Append pages to a row."""
@@ -60,8 +79,8 @@ class PageTable:
 
     def first_slot(self, row: int, length: int) -> int | None:
         """First of `length` adjacent slots of this row, or None if its slots are not adjacent."""
-        owned = self._owned[row]
-        if not owned or not self._contiguous[row] or owned[0] * self.page_size + length > self.pages * self.page_size:
+        owned, pages = self._owned[row], self.pages if row <= self.spare else self.all_pages
+        if not owned or not self._contiguous[row] or owned[0] * self.page_size + length > pages * self.page_size:
             return None
         return owned[0] * self.page_size
 
@@ -251,9 +270,10 @@ class KVCache:
         kv_format: KVFormat = OWN,
         shared_values: bool = False,
         parts: tuple[int, ...] = (),
+        pages: int | None = None,
     ) -> None:
         self.parts = parts or (head_dim,)
-        shape = (layers, table.pages * table.page_size, kv_heads)
+        shape = (layers, (pages or table.pages) * table.page_size, kv_heads)
         self.table, self.dtype, self.kv_format = table, dtype, kv_format
         self.on_commit: Callable[[Tensor, Tensor, Tensor], object] = lambda rows, starts, path: None
         # Zeros, not empty: a masked key still enters the sum as 0 * value, which is NaN for an uninitialised NaN.
@@ -269,11 +289,12 @@ class KVCache:
 
     @staticmethod
     def of(
-        shape: CacheShape, table: PageTable, dtype: torch.dtype, device: torch.device | str, kv_format: KVFormat = OWN
-    ) -> KVCache:
-        """KV cache of a decoder or a head."""
+        shape: CacheShape, table: PageTable, dtype: torch.dtype, device: torch.device | str, kv_format: KVFormat = OWN,
+        pages: int | None = None,
+    ) -> KVCache:  # fmt: skip
+        """KV cache of a decoder or a head, of the table's `pages` unless a number is given."""
         sizes, parts = (shape.num_layers, shape.cached_heads), shape.cached_parts
-        return KVCache(*sizes, sum(parts), table, dtype, device, kv_format, shape.shared_values, parts)
+        return KVCache(*sizes, sum(parts), table, dtype, device, kv_format, shape.shared_values, parts, pages)
 
     @staticmethod
     def bytes_per_page(shape: CacheShape, page_size: int, dtype: torch.dtype, kv_format: KVFormat = OWN) -> int:

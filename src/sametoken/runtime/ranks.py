@@ -88,7 +88,7 @@ class Ranks(Protocol):
 
     def begin_chains(
         self, table: PageTable, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]],
-        levels: int, sampling: Sampling,
+        skipped: Sequence[int], levels: int, sampling: Sampling,
     ) -> None:  # fmt: skip
         """Begin drafting of chains, see `Decoder.guess`; `end` follows with the result."""
         ...

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sametoken.control.worth import Worth
+from sametoken.drafters.reading import Window
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
@@ -52,13 +53,14 @@ class DraftModelDrafter(GrowingDrafter):
     Args:
         decoder: draft model with the target's vocabulary.
         cache: KV cache of the draft model.
-        max_draft_len, branches, budget: see `GrowingDrafter`.
+        max_draft_len, branches, budget, window: see `GrowingDrafter`.
     """
 
     namespace = "draft_target"
 
     def __init__(
-        self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None
-    ) -> None:
-        super().__init__(DraftModelGuesser(decoder, cache), max_draft_len, branches, budget)
+        self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None,
+        window: Window | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(DraftModelGuesser(decoder, cache), max_draft_len, branches, budget, window)
         self.decoder = decoder
