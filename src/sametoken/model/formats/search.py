@@ -62,9 +62,9 @@ def _best(grouped: Tensor, tried: Iterable[Tensor], nearest: Nearest, importance
 
 def added(errors: Tensor) -> Tensor:
     """Sums [..., 1] over the last dimension, in eight running sums and then by halves, as the compiled kernels add."""
-    first, *others = F.pad(errors, (0, -errors.shape[-1] % SUMS)).unflatten(-1, (-1, SUMS)).unbind(-2)
-    total = first.clone()
-    for part in others:
+    parts = torch.split(F.pad(errors, (0, -errors.shape[-1] % SUMS)), SUMS, -1)
+    total = parts[0].clone()
+    for part in parts[1:]:
         total += part
     while (width := total.shape[-1] // 2) > 0:
         total = total[..., :width] + total[..., width:]
