@@ -157,7 +157,8 @@ def draw_round(luck: random.Random) -> Round:
         "suffix_decoding_max_tree_depth": luck.choice([2, 5, 24]),
         "suffix_decoding_max_cached_requests": luck.choice([0, 1, 10_000]),
         "suffix_decoding_max_spec_factor": luck.choice([0.5, 1.0, 4.0]),
-        "suffix_decoding_min_token_prob": luck.choice([0.0, 0.1, 0.9]), **limits,
+        "suffix_decoding_min_token_prob": luck.choice([0.0, 0.1, 0.9]), "draft_window": luck.choice([1, 4, 512]),
+        **limits,
     }  # fmt: skip
     engine = {
         "dtype": luck.choice(["float32", "bfloat16", "auto"]), "quantization": luck.choice(FORMATS),

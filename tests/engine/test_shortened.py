@@ -17,7 +17,7 @@ import tiny_models
 from cli_checks import speak
 from engine_checks import DEPTH, ahead, alone, check_idle, make_llm, prompts, said, save_pair, sharpen
 from sametoken import LLM, Completion, SamplingParams
-from sametoken.drafters.reading import FIRST, SPARE, Window
+from sametoken.drafters.reading import FIRST, SPARE, TextWindow
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.model.compiled_guesses import Committed
 
@@ -168,7 +168,7 @@ def test_reading_a_prompt_is_bounded(pair: Pair, window: int) -> None:
 
 def test_a_shortened_text_never_leaves_its_pages(pair: Pair) -> None:
     llm = make_llm(*pair, draft_window=5, max_seq_len=128, dtype="bfloat16")
-    assert llm.engine.table.short_pages * 8 >= Window(5).slots(128, DEPTH) == FIRST + 10 + SPARE * (1 + DEPTH)
+    assert llm.engine.table.short_pages * 8 >= TextWindow(5).slots(128, DEPTH) == FIRST + 10 + SPARE * (1 + DEPTH)
     drafter, reads = drafter_of(llm), list[Committed]()
     guess = drafter.guesser.guess
 
@@ -179,7 +179,7 @@ def test_a_shortened_text_never_leaves_its_pages(pair: Pair) -> None:
     drafter.guesser.guess = noted  # type: ignore[method-assign]
     llm.generate(LONG[2], SamplingParams(temperature=0.7, seed=4, max_tokens=50, ignore_eos=True))
     ends = [read.starts[0] + len(read.tokens[0]) for read in reads]
-    assert max(ends) + DEPTH <= Window(5).slots(128, DEPTH)
+    assert max(ends) + DEPTH <= TextWindow(5).slots(128, DEPTH)
     assert all(read.rows[0] > llm.engine.table.spare for read in reads)
     assert [read.drawn_at(0)[0] for read in reads] == sorted({read.drawn_at(0)[0] for read in reads})
 

@@ -176,7 +176,7 @@ def test_every_inert_field_has_its_reason() -> None:
          "continue_final_message", "exclude"),
         ("/v1/chat/completions", {"max_tokens": -2}, "max_tokens", "-1"),
         ("/v1/chat/completions", {"guided_regex": "a", "response_format": {"type": "json_object"}}, "response_format",
-         "same thing"),
+         "all but one"),
         ("/v1/completions", {"request_id": "a\nb"}, "request_id", "pattern"),
         ("/v1/completions", {"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
     ],

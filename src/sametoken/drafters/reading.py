@@ -1,4 +1,4 @@
-"""What a drafter with a model has read of each sequence, and the part of a long text that a draft model reads.
+"""Tokens that a drafter with a model has read of each sequence, and the part of a long text that a draft model reads.
 
 A shortened text has the first tokens and the last ones, as if nothing were between. It begins at position 0 of a second
 row of the page table (`PageTable.short`), because pages of the row itself may be shared with other rows. It grows while
@@ -18,7 +18,7 @@ FIRST = 4  # tokens that most heads attend to when nothing else matters
 SPARE = 4  # drafts past the longest text: steps of the device are under way when the host sees its length
 
 
-class Window(NamedTuple):
+class TextWindow(NamedTuple):
     """Part of a long text that a draft model reads.
 
     Attributes:
@@ -69,7 +69,8 @@ class Row:
         features: [count, W] features of `tokens`, if the guesser reads any.
         children: child nodes by token of every node of the last proposal.
         written: slot past `length` with the KV of each node of the last proposal.
-        text: all committed tokens. `skipped`: number of them that are not read, after the first ones.
+        text: all committed tokens.
+        skipped: number of these that are not read, after the first ones.
     """
 
     length: int = 0

@@ -16,7 +16,7 @@ from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer
 from sametoken.drafters.growing import Guesser, Place, grow
 from sametoken.drafters.padded import Guess, guesses_of
-from sametoken.drafters.reading import Row, Slots, Window, joined
+from sametoken.drafters.reading import Row, Slots, TextWindow, joined
 from sametoken.drafters.tree import Chain, Grown, Tree, chain_of
 from sametoken.model.compiled_guesses import Committed, TreeBounds
 from sametoken.runtime.graph_slots import GraphSlots
@@ -36,13 +36,13 @@ class GrowingDrafter(Drafter):
         max_draft_len: depth of a tree, at most `budget`.
         branches: candidates that each level keeps and expands; 1 for a chain.
         budget: draft tokens of a proposal, by cumulative score of all candidates; None for one path.
-        window: what is read of long texts; None for everything.
+        window: part of a long text that the model reads; None for all of it.
     """
 
     runs_model = True
 
     def __init__(
-        self, guesser: Guesser, max_draft_len: int, branches: int, budget: int | None, window: Window | None = None
+        self, guesser: Guesser, max_draft_len: int, branches: int, budget: int | None, window: TextWindow | None = None
     ) -> None:
         self.guesser, self.cache = guesser, guesser.cache
         self.budget, self.branches = budget if budget is not None else max_draft_len, branches

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from sametoken.drafters.reading import Window
+from sametoken.drafters.reading import TextWindow
 from sametoken.heads.serve import LoadedDraft
 from sametoken.model.config import ModelConfig
 from sametoken.options.speculation import SpeculativeConfig
@@ -55,7 +55,7 @@ def row_pages(context: int, lookahead: int, page: int) -> int:
 
 def short_pages(speculative: SpeculativeConfig, context: int, lookahead: int, page: int) -> int:
     """Pages of a row for a draft model's shortened text, 0 if the longest text is not shortened."""
-    slots = Window(speculative.draft_window).slots(context, speculative.most_nodes)
+    slots = TextWindow(speculative.draft_window).slots(context, speculative.most_nodes)
     return min(-(-slots // page), row_pages(context, lookahead, page))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sametoken.control.worth import Worth
-from sametoken.drafters.reading import Window
+from sametoken.drafters.reading import TextWindow
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
@@ -60,7 +60,7 @@ class DraftModelDrafter(GrowingDrafter):
 
     def __init__(
         self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None,
-        window: Window | None = None,
+        window: TextWindow | None = None,
     ) -> None:  # fmt: skip
         super().__init__(DraftModelGuesser(decoder, cache), max_draft_len, branches, budget, window)
         self.decoder = decoder

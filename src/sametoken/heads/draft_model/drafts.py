@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sametoken.drafters.base import Drafter
-from sametoken.drafters.reading import Window
+from sametoken.drafters.reading import TextWindow
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
 from sametoken.heads.kind import CacheFor, Weighted
 from sametoken.model.config import ModelConfig
@@ -22,7 +22,7 @@ class DraftModel(Weighted):
     def build(self, config: SpeculativeConfig, module: Decoder, target: Decoder, cache_for: CacheFor) -> Drafter:
         cache = cache_for(module.config, module.dtype)
         levels, branches = config.max_draft_len, config.tree_top_k
-        window = Window(config.draft_window) if cache.table.short_pages else None
+        window = TextWindow(config.draft_window) if cache.table.short_pages else None
         return DraftModelDrafter(
             module, cache, max_draft_len=levels, branches=branches, budget=config.budget, window=window
         )

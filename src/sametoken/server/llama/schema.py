@@ -203,7 +203,7 @@ class LlamaChatRequest(LlamaFields, ChatRequest):
         return replace(talk, begins=False, continues=True)
 
     def _most(self, talk: ChatTalk) -> int | None:
-        """Number of tokens that the model may think at most; None where the request does not say it."""
+        """Most tokens of reasoning; None if the request sets no limit."""
         budget = self.thinking_budget_tokens if self.reasoning_budget_tokens is None else self.reasoning_budget_tokens
         return talk.most_thinking if budget in (None, NO_LIMIT) else budget
 
