@@ -24,7 +24,7 @@ ROWS = [(peer, row) for peer in DOORS for row in table(peer) if row.names[0].sta
 VALUES = {
     "template": "{}", "sampling": "{}", "origins": '["*"]', "key_file": "/dev/null", "samplers": "top_k;temperature",
     "dtype": "half", "thinking": "on", "budget": "-1", "effort": "low", "device": "none",
-    "marks": "{}",
+    "marks": "{}", "overrides": "{}",
 }  # fmt: skip
 OURS = {spelling for option in serve.OPTIONS for each in option.spellings for spelling in each.split("/")} | {
     f"--{each}" for each in variants(serve.OPTIONS)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,6 +45,7 @@ def load_decoder(
     *,
     cache: bool = False,
     watch: Callable[[], object] = lambda: None,
+    rope_scaling: Mapping[str, Any] | None = None,
 ) -> Decoder:
     """The decoder of a checkpoint directory with its weights in place.
 
@@ -56,6 +58,7 @@ def load_decoder(
         part: what this process holds of the decoder.
         cache: take packed weights from the cache of them, or write them there, see `weight_cache`.
         watch: called before each tensor; loading ends with the error that it raises.
+        rope_scaling: RoPE in place of the file's, see `ModelConfig.from_hf`.
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
@@ -66,7 +69,7 @@ def load_decoder(
     refuse_to_round_again(directory, quantization)
     device = torch.device(device)
     try:
-        config = ModelConfig.from_hf(stated, max_seq_len)
+        config = ModelConfig.from_hf(stated, max_seq_len, rope_scaling)
         if config.refused_on_cuda is not None and device.type == "cuda":
             raise UnsupportedModelError(config.refused_on_cuda)
         rules, own = rules_for(config), cut(config, part)

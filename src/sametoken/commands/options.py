@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import NoneType
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -332,13 +333,15 @@ def _is_table(option: Declared) -> bool:
 def _tables(option: Declared) -> Callable[[str, Any], dict[Any, Any] | None]:
     """Parser of the text of an option whose value is a mapping."""
     (kind,) = (each for each in members(option.hint) if get_origin(each) is not None)
-    return _object if get_args(kind)[0] is str else _table
+    return partial(_object, option.shown.bare) if get_args(kind)[0] is str else _table
 
 
-def _object(name: str, given: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Mapping from a JSON object; a mapping is copied."""
+def _object(bare: str, name: str, given: str | Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Mapping from a JSON object, or from a text without braces as the value of `bare`; a mapping is copied."""
     if given is None or isinstance(given, Mapping):
         return None if given is None else dict(given)
+    if bare and not given.lstrip().startswith("{"):
+        return {bare: given.strip()}
     try:
         found = json.loads(given)
     except (ValueError, RecursionError):

@@ -19,6 +19,7 @@ from sametoken.dialects.trtllm_yaml import read_file
 from sametoken.dialects.vllm import read_json
 from sametoken.dialects.vllm_door import STATED
 from sametoken.errors import ConfigError, found_wrong
+from sametoken.options.engine import EngineConfig
 from sametoken.options.server import ServerConfig
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import AUTO, SpeculativeConfig
@@ -108,8 +109,9 @@ def _settings_of_options(chosen: Chosen) -> Translation:
     result = read_flags({name: chosen[name] for name in FLAGS if name in chosen.given})
     if chosen[JSON] is not None:
         result.add(read_json(chosen[JSON]))
-    tables = settings_of(SpeculativeConfig, chosen) | settings_of(ServerConfig, chosen)
-    ours = {**chosen, **tables}
+    ours: dict[str, Any] = dict(chosen)
+    for owner in (SpeculativeConfig, EngineConfig, ServerConfig):
+        ours |= settings_of(owner, chosen)
     for name in sorted(chosen.given - FLAGS.keys() - {FILE, JSON}):
         result.set(name, ours[name], spelled(name))
     return result

@@ -7,12 +7,14 @@ options come from their declarations (`options.declaration.Elsewhere`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from sametoken.dialects import llama_server
 from sametoken.dialects.rules import NoEffect, Rule, Sets, Translation, apply, described, keys, spelled, table
 from sametoken.dialects.trtllm import ALWAYS, METRICS, NO_PART, ONE_PROCESS, TOP
+from sametoken.dialects.vllm import overrides
 from sametoken.options.declaration import members
 from sametoken.options.serving import OPTIONS, elsewhere
 
@@ -115,6 +117,8 @@ def _flags() -> Iterator[tuple[str, Flag]]:
         for key in keys(" ".join([*no_effect.values(), *refused.values()])):
             yield key.names[0], Flag(server, key.kind, rules[key.names[0]], key.names[1:])
     yield "enforce_eager", Flag(VLLM, bool, Sets("cuda_graphs", opposite))
+    yield "hf_overrides", Flag(VLLM, str, Sets("rope_scaling", overrides, "keys of RoPE and the context alone"))
+    yield "rope_theta", Flag(VLLM, float, Sets("rope_scaling", partial(llama_server.rope, "rope_theta")))
     yield "disable_uvicorn_access_log", Flag(VLLM, bool, Sets("access_log", opposite))
     for names, sets in llama_server.SET.items():
         (key,) = keys(names)

@@ -56,7 +56,7 @@ def read_keywords(given: Mapping[str, Any]) -> Keywords:
             _take(name, value, passage)
             result.add(_settings(passage, f"{name}={value!r}"))
     passage.finish()
-    result.add(_settings(passage, "speculative_config"))
+    result.add(_settings(passage))
     settings = {name: each.value for name, each in result.settings.items()}
     notes = [*result.notes, *([f"no effect here: {', '.join(passage.idle)}"] if passage.idle else [])]
     engine, models, speculative = ({name: settings[name] for name in settings if name in group} for group in GROUPS)
@@ -82,10 +82,15 @@ def _take(name: str, value: Any, passage: Passage) -> None:
     take(row, spelling, words, RULES, passage, f"{name}={value!r}")
 
 
-def _settings(passage: Passage, origin: str) -> Translation:
-    """Settings from the words of a passage, which are removed from the passage."""
+def _settings(passage: Passage, keyword: str = "") -> Translation:
+    """Settings from the words of a passage, which are removed from the passage.
+
+    Args:
+        keyword: keyword and value that the words stand for; "" for several, which the option names.
+    """
     result = Translation()
     for option, stated in _pairs(passage.words):
+        origin = keyword or option
         if option == "speculative_config":
             result.add(read_json(stated, option))
         elif any(option in group for group in GROUPS):

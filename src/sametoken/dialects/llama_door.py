@@ -12,6 +12,7 @@ from sametoken.dialects.peers import (
     Passage,
     Rule,
     each_of,
+    json_object,
     noted,
     read,
     sampling_rule,
@@ -47,6 +48,7 @@ LETTERS = {
     "x": "xtc",
     "t": "temperature",
 }  # fmt: skip - letters of --sampler-seq
+WHOLE = ("original_max_position_embeddings",)  # keys of RoPE with whole numbers
 STEP = 512  # llama-server's default of -ub: number of tokens of one forward
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # our log level for each level of llama-server
 DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # names of devices here
@@ -66,6 +68,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
     read(table("llama_server"), arguments, kept, RULES, to)
     to.template.setdefault("enable_thinking", True)  # llama-server's default
     _join(to)
+    _join_rope(to)
     to.finish()
     return to
 
@@ -131,6 +134,42 @@ def _cache(to: Passage, value: str, spelling: str) -> None:
         to.idle.append(f"{spelling} {value} (q8_0 is the smallest)")
         value = "q8_0"
     to.set(f"--cache-type-{spelling[-1]}", value)
+
+
+def _rope(to: Passage, value: str, spelling: str) -> None:
+    """Read one key of RoPE; 0 and -1 mean the model's own. A JSON object has several keys, by our names."""
+    option, _, key = spelling.partition(":")
+    if value.lstrip().startswith("{"):
+        to.rope |= json_object(value, option)
+        return
+    if key == "rope_type":
+        to.rope[key] = "default" if value == "none" else value
+        return
+    try:
+        number = float(value)
+    except ValueError as error:
+        raise ConfigError(f"{option} {value}: expected a number") from error
+    if key == "extrapolation":
+        if number not in (-1, 0, 1):
+            raise ConfigError(f"{option} {value}: YaRN is applied wholly (1) or not (0); give one of them")
+        to.seen[key] = f"{number:g}"
+    elif number not in (0, -1):
+        number = 1 / number if key == "scale" else number
+        to.rope["factor" if key == "scale" else key] = int(number) if key in WHOLE else number
+
+
+def _join_rope(to: Passage) -> None:
+    """Determine the kind of RoPE as llama.cpp does: YaRN is extrapolation, and no factor is no change of the model."""
+    extrapolation = to.seen.get("extrapolation", "-1")
+    if extrapolation == "1":
+        to.rope["rope_type"] = "yarn"
+    elif extrapolation == "0" and to.rope.get("rope_type") == "yarn":
+        to.rope["rope_type"] = "linear"
+    kind = to.rope.get("rope_type")
+    if kind == "default":
+        to.rope.pop("factor", None)
+    elif kind in ("linear", "yarn") and "factor" not in to.rope:
+        del to.rope["rope_type"]
 
 
 def _preset(to: Passage, value: str, _: str) -> None:
@@ -241,5 +280,5 @@ RULES: Mapping[str, Rule] = {
     "format": _format, "samplers": _samplers, "letters": _letters,
     "batch": _whole("batch"), "micro": _whole("micro"), "breaker": _breaker, "sleep": _sleep,
     "quiet_slots": _switch("--no-slots"), "log_format": _log_format,
-    "threads": _threads, "cache": _cache, "preset": _preset,
+    "threads": _threads, "cache": _cache, "preset": _preset, "rope": _rope,
 }  # fmt: skip

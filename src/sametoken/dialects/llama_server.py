@@ -58,6 +58,16 @@ def sampling(name: str, stated: Any) -> dict[str, Any] | None:
     return {name: stated}
 
 
+def rope(name: str, stated: float) -> dict[str, Any] | None:
+    """One key of the target's RoPE as a mapping; None for 0 and -1, the model's own."""
+    return None if stated in (0, -1) else {name: stated}
+
+
+def shrunk(stated: float) -> dict[str, Any] | None:
+    """Factor of the context for the factor of frequencies; None for 0, the model's own."""
+    return rope("factor", 1 / stated if stated else 0)
+
+
 def names(stated: str) -> list[str]:
     """Names in a text that separates them by commas."""
     return [name.strip() for name in stated.split(",")]
@@ -68,6 +78,11 @@ SAMPLING = (
     ("min_p", "min_p", float), ("seed/-s", "seed", int), ("repeat_penalty", "repetition_penalty", float),
     ("presence_penalty", "presence_penalty", float), ("frequency_penalty", "frequency_penalty", float),
     ("predict/-n/n_predict", "max_tokens", int),
+)  # fmt: skip
+ROPE = (
+    ("rope_scale", "factor", float), ("rope_freq_base", "rope_theta", float),
+    ("yarn_orig_ctx", "original_max_position_embeddings", int), ("yarn_beta_fast", "beta_fast", float),
+    ("yarn_beta_slow", "beta_slow", float),
 )  # fmt: skip
 ALONE = {"flash_attn": "on"}  # values of options that were switches in older releases
 ON_DEVICE = "the whole model is on one device, which --device cpu or --device cuda selects"
@@ -83,6 +98,11 @@ SET: dict[str, Sets] = {
         "method", spec_type, f"for {', '.join(SPEC_TYPES)}; several, with commas between them, are auto"
     ),
     "alias/-a:str": Sets("served_model_name", names),
+    **{
+        f"{option}:{kind.__name__}": Sets("rope_scaling", partial(rope, key), f"its key {key}")
+        for option, key, kind in ROPE
+    },
+    "rope_freq_scale:float": Sets("rope_scaling", shrunk, "its key factor is 1 divided by it"),
     "cors_origins:str": Sets("cors_origin", names),
     "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
     **{
@@ -134,8 +154,9 @@ REFUSED: dict[str, str] = {
         "lookup_cache_static/-lcs lookup_cache_dynamic/-lcd",
     "adapters are not supported; merge them into the weights": "lora lora_scaled",
     "only text is supported; leave it out": "mmproj/-mm mmproj_url/-mmu",
-    "the checkpoint states it; leave it out":
-        "rope_scaling rope_scale rope_freq_base rope_freq_scale override_kv",
+    "the checkpoint states it; leave it out": "override_kv",
+    "state attention_factor in the JSON of --rope-scaling instead": "yarn_attn_factor:float=-1.0|1.0",
+    "the kind of --rope-scaling decides it; leave it out": "yarn_ext_factor:float=-1.0",
     "a reply ends where the context ends; leave it out": "context_shift=false",
     "a server has one model; start one for each": "models_dir models_preset",
 }  # fmt: skip

@@ -68,6 +68,7 @@ class Passage:
         template: default variables of the chat template.
         seen: values of options that are interpreted together, by a name of each.
         drafts: keys of vLLM's speculative configuration.
+        rope: keys of the target's RoPE, see `options.rope`.
     """
 
     words: list[str] = field(default_factory=list)
@@ -77,13 +78,14 @@ class Passage:
     template: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
     drafts: dict[str, Any] = field(default_factory=dict)
+    rope: dict[str, Any] = field(default_factory=dict)
 
     def set(self, name: str, *values: str) -> None:
         """Set an option of ours."""
         self.words += [f"{name}={values[0]}"] if values and values[0].startswith("-") else [name, *values]
 
     def finish(self) -> None:
-        """Add the options that were collected from several words: sampling, template and drafts."""
+        """Add the options that were collected from several words: sampling, template, drafts and RoPE."""
         sampling = {name: value for name, value in self.sampling.items() if value is not None}
         if sampling:
             self.set("--default-sampling", json.dumps(sampling))
@@ -91,6 +93,8 @@ class Passage:
             self.set("--default-template-options", json.dumps(self.template))
         if self.drafts:
             self.set("--speculative-config", json.dumps(self.drafts))
+        if self.rope:
+            self.set("--rope-scaling", json.dumps(self.rope))
 
 
 @cache

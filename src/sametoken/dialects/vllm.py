@@ -1,4 +1,4 @@
-"""Keys of vLLM's `--speculative-config` as data, and the reader of its JSON.
+"""Keys of vLLM's `--speculative-config` as data, and the readers of its JSON and of `--hf-overrides`.
 
 Source: `SpeculativeConfig` of vLLM 0.6 to 0.33.
 """
@@ -14,6 +14,7 @@ from sametoken import kinds
 from sametoken.dialects.rules import Sets, Table, Translation, table, translate
 from sametoken.dialects.trtllm import DIFFUSION, NO_DECODING_TYPES, NO_PART, ONE_PROCESS
 from sametoken.errors import ConfigError
+from sametoken.options.rope import read_rope_scaling
 from sametoken.options.serving import elsewhere
 
 OPTION = "--speculative-config"
@@ -24,6 +25,11 @@ NO_METHODS = {
     "custom_class": "implement sametoken.drafters.base.Drafter",
     "extract_hidden_states": NO_DECODING_TYPES["savestate"],
 }
+# Keys of --hf-overrides: those with RoPE in them, those of RoPE at the top level, and those without effect on texts.
+WITH_ROPE = ("rope_scaling", "rope_parameters")
+OF_ROPE = ("rope_theta", "max_position_embeddings", "original_max_position_embeddings")
+INNER = "text_config"  # keys of the text part of a model that reads images
+IDLE = ("max_model_len", "mrope_section", "mrope_interleaved")
 
 
 def method(stated: Any) -> str:
@@ -88,6 +94,34 @@ COMMON = table(
 OF_METHODS: dict[str, Table] = {
     ours: table(keys, {}, {}) for name, ours in METHODS.items() if (keys := elsewhere("vllm", name))
 }
+
+
+def overrides(stated: Any) -> dict[str, Any] | None:
+    """RoPE of the target from keys of config.json, with those of `rope_parameters` beside those of the top level.
+
+    Raises:
+        ValueError: it is no JSON object, or a key is none of RoPE and the context; the message names the key.
+    """
+    if isinstance(stated, str):
+        try:
+            stated = json.loads(stated)
+        except (ValueError, RecursionError):
+            stated = None
+    if not isinstance(stated, Mapping):
+        raise ValueError("expected a JSON object with keys of config.json")
+    found: dict[str, Any] = {}
+    for name, value in stated.items():
+        if name == INNER:
+            found |= overrides(value) or {}
+        elif name in WITH_ROPE:
+            inner = read_rope_scaling(value) if isinstance(value, str) else value
+            found |= {key: each for key, each in (inner or {}).items() if key not in IDLE}
+        elif name in OF_ROPE:
+            found[name] = value
+        elif name not in IDLE:
+            expected = ", ".join((*WITH_ROPE, *OF_ROPE))
+            raise ValueError(f"{name} is the checkpoint's own, expected some of {expected}; leave {name} out")
+    return read_rope_scaling(found)
 
 
 def read_json(text: str, origin: str = OPTION) -> Translation:

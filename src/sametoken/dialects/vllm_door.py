@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from sametoken import kinds
 from sametoken.dialects.peers import (
@@ -21,6 +22,7 @@ from sametoken.dialects.peers import (
     template_rule,
     variable,
 )
+from sametoken.dialects.vllm import overrides
 from sametoken.errors import ConfigError
 
 VERSION = "0.33.0"  # release of vLLM that has these options and replies
@@ -231,6 +233,22 @@ def _graphs(to: Passage, _: str, spelling: str) -> None:
     to.set("--cuda-graphs" if spelling.startswith("--no-") else "--no-cuda-graphs")
 
 
+def _overrides(to: Passage, value: str, spelling: str) -> None:
+    """Read keys of config.json, or the value of one key as `spelling` names it."""
+    option, _, key = spelling.partition(":")
+    try:
+        to.rope |= overrides({key: _number_or_text(value)} if key else value) or {}
+    except ValueError as error:
+        raise ConfigError(f"{option} {value}: {error}") from error
+
+
+def _number_or_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
+
+
 def _drafts(to: Passage, value: str, spelling: str) -> None:
     if value not in ("", "None"):
         to.drafts.update(json_object(value, spelling))
@@ -290,7 +308,7 @@ RULES: Mapping[str, Rule] = {
     "dtype": _dtype, "quantization": _quantization, "sampling": _own_sampling, "generation": _generation,
     "reasoning": _reasoning, "marks": _marks,
     "structured": _structured, "level": _level, "logging": _logging, "access": _access,
-    "graphs": _graphs, "drafts": _drafts, "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token,
+    "graphs": _graphs, "overrides": _overrides, "drafts": _drafts, "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token,
     "template": template_rule, "chat_template": _chat_template, "device": _device, "invariant": _invariant,
     "cpus": _cpus, "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),
 }  # fmt: skip

@@ -108,7 +108,8 @@ class LLM:
         self.config = loaded.target.config
         self.default_sampling: Mapping[str, Any] = loaded.sampling
         self.pooling, self.ranks, self._places = loaded.pooling, loaded.ranks, loaded.places
-        self._formats = (config.quantization, config.draft_quantization, cache.dtype, cache.tokens_per_block)
+        stretch = () if config.rope_scaling is None else (sorted(config.rope_scaling.items()),)
+        self._formats = (config.quantization, config.draft_quantization, cache.dtype, cache.tokens_per_block, *stretch)
         self.engine: Engine
         self.engine, context = build_engine(loaded, self.speculative, config, cache)
         self.max_seq_len = context.length

@@ -96,6 +96,7 @@ def load_models(
         place = draft_directory(draft, revisions[1], check)
         if not is_head(place):
             check(place)
+    draft_rope = None if place is None else _rope_of_draft(place, directory, config)
     ranks, part, draft_part = None, RankPart(), RankPart()
     if config.tensor_parallel_size > 1:
         tokenizer.result()  # a bad one is refused before other processes start
@@ -103,14 +104,14 @@ def load_models(
         if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
             check_cut_draft(place, config.tensor_parallel_size)
             also = (draft, revisions[1], place)
-        ranks = _ranks((model, revisions[0], directory), also, plan, config, met)
+        ranks = _ranks((model, revisions[0], directory), also, plan, config, met, draft_rope)
         part = RankPart(0, ranks.place.size)
         draft_part = part if also else draft_part
     guesser: LoadedDraft | None = None
     if place is not None:
         guesser = load_draft(
             place, replace(plan.stated, max_position=plan.limit), plan.dtype, plan.device, config.draft_quantization,
-            plan.deterministic, speculative.method, draft_part, cache=config.weight_cache,
+            plan.deterministic, speculative.method, draft_part, cache=config.weight_cache, rope_scaling=draft_rope,
         )  # fmt: skip
         part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
     try:
@@ -123,6 +124,7 @@ def load_models(
             part,
             cache=config.weight_cache,
             watch=lambda: tokenizer.done() and tokenizer.result(),
+            rope_scaling=config.rope_scaling,
         )
     except CheckpointError:
         if tokenizer.done():
@@ -162,11 +164,32 @@ def _met(config: EngineConfig) -> Lead | None:
     return lead(os.environ, count, check=config.tensor_parallel_check)
 
 
-def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConfig, met: Lead | None) -> Lead:
+def _rope_of_draft(place: Path, target: Path, config: EngineConfig) -> dict[str, Any] | None:
+    """RoPE of a draft model in place of its file's: the target's, if both have one family and one context; else None.
+
+    Such a draft model then guesses at the same distances as the target computes. A head keeps its own.
+    """
+    if config.rope_scaling is None or is_head(place):
+        return None
+    own, others = (ModelConfig.from_hf(read_config(each)) for each in (place, target))
+    same = (own.family, own.max_position) == (others.family, others.max_position)
+    LOG.info("rope_scaling is of the target%s", " and of the draft model" if same else "; the draft model keeps its own")
+    return config.rope_scaling if same else None
+
+
+def _ranks(
+    target: _Named,
+    draft: _Named | None,
+    plan: _Plan,
+    config: EngineConfig,
+    met: Lead | None,
+    draft_rope: dict[str, Any] | None,
+) -> Lead:
     """The other ranks, which load their parts from now on.
 
     Args:
         draft: a draft model that is cut too, None for none.
+        draft_rope: RoPE of the draft model in place of its file's.
 
     Raises:
         ConfigError: the target cannot be cut into so many parts, or not here.
@@ -177,13 +200,16 @@ def _ranks(target: _Named, draft: _Named | None, plan: _Plan, config: EngineConf
     cut(plan.stated, RankPart(0, count))
     ranks = met or lead(os.environ, count, check=config.tensor_parallel_check)
 
-    def wanted(named: _Named, quantization: str) -> ModelToLoad:
+    def wanted(named: _Named, quantization: str, rope: dict[str, Any] | None) -> ModelToLoad:
         name, revision, directory = named
         dtype = str(plan.dtype).removeprefix("torch.")
         name = name if ranks.place.launcher else str(directory)
-        return ModelToLoad(name, revision, dtype, plan.limit, quantization, plan.deterministic)
+        return ModelToLoad(name, revision, dtype, plan.limit, quantization, plan.deterministic, rope)
 
-    models = Models(wanted(target, config.quantization), draft and wanted(draft, config.draft_quantization))
+    models = Models(
+        wanted(target, config.quantization, config.rope_scaling),
+        draft and wanted(draft, config.draft_quantization, draft_rope),
+    )
     ranks.load(models, [model_digest(each[2]) for each in (target, draft) if each])
     return ranks
 
@@ -208,11 +234,12 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
         CheckpointError, UnsupportedModelError: the configuration is not one that can be loaded.
         MemoryPlanError: the weights do not fit the memory.
     """
-    stated = ModelConfig.from_hf(read_config(directory))
+    stated = ModelConfig.from_hf(read_config(directory), None, config.rope_scaling)
     limit = config.max_seq_len or stated.max_position
     if limit > stated.max_position:
         raise ConfigError(
-            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it"
+            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it, or "
+            "set rope_scaling to stretch them"
         )
     device = _device(config.device)
     if device.type == "cpu":

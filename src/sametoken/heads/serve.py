@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +75,7 @@ def load_draft(
     part: RankPart = WHOLE,
     *,
     cache: bool = False,
+    rope_scaling: Mapping[str, Any] | None = None,
 ) -> LoadedDraft:
     """Load the head or the draft model of a directory.
 
@@ -83,7 +85,7 @@ def load_draft(
         deterministic: true if the bits of a draft model's results must not depend on the batch.
         method: method that the user named, which may determine the kind of a draft model.
         part: part of a draft model in this process.
-        cache: see `load_decoder`.
+        cache, rope_scaling: of a draft model, see `load_decoder`.
 
     Raises:
         ConfigError: the distribution of the kind that the user or the files name is broken, or quantised weights would
@@ -98,6 +100,8 @@ def load_draft(
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)
     kind = weighted(draft_model(read_json(directory / "config.json") or {}, method).name)
-    decoder = load_decoder(directory, dtype, device, target.max_position, quantization, part, cache=cache)
+    decoder = load_decoder(
+        directory, dtype, device, target.max_position, quantization, part, cache=cache, rope_scaling=rope_scaling
+    )
     decoder.set_deterministic(deterministic)
     return LoadedDraft(kind, decoder)

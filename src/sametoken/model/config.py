@@ -14,6 +14,7 @@ from sametoken.model.family import Family
 from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
 from sametoken.model.latent_config import LatentConfig
 from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
+from sametoken.model.rope_override import overridden, stretched_positions
 from sametoken.model.unsupported import refused_architecture, refused_format
 from sametoken.runtime.ranks import Columns
 
@@ -186,18 +187,24 @@ class ModelConfig:
         return found + sparse * self.experts.parameters(hidden) + (self.num_layers - sparse) * dense
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any], max_seq_len: int | None = None) -> ModelConfig:
+    def from_hf(
+        cls,
+        config: Mapping[str, Any],
+        max_seq_len: int | None = None,
+        rope_scaling: Mapping[str, Any] | None = None,
+    ) -> ModelConfig:
         """Read a Hugging Face `config.json`, in transformers 4's or 5's spelling.
 
         Args:
             config: the file's content.
             max_seq_len: the engine's context limit in tokens, by default the model's own; it decides the factors of
                 longrope.
+            rope_scaling: keys of `options.rope.RopeScaling` in place of the file's RoPE, None for the file's own.
 
         Raises:
             UnsupportedModelError: the architecture, rotary kind, activation, dtype or quantisation is not implemented.
             CheckpointError: a key is missing or its value is of the wrong type.
-            ConfigError: `max_seq_len` is below 1.
+            ConfigError: `max_seq_len` is below 1, or the model cannot have this RoPE.
         """
         if max_seq_len is not None and max_seq_len < 1:
             raise ConfigError(f"max_seq_len is {max_seq_len}, expected at least 1")
@@ -206,8 +213,12 @@ class ModelConfig:
             raise UnsupportedModelError(reason)
         family = FAMILIES[architecture]
         keys = Keys(config) if family.inner is None else _inner(Keys(config), family)
+        if rope_scaling:
+            keys = overridden(keys, rope_scaling, family.defaults)
         plain = _plain(keys, family.defaults)
         model = replace(plain, **family.differs(keys, plain))
+        if rope_scaling:
+            model = replace(model, max_position=stretched_positions(model.rope, rope_scaling))
         return model if max_seq_len is None else replace(model, max_position=max_seq_len)
 
 

@@ -41,6 +41,8 @@ class Shown:
     """a model's generation_config.json may set it."""
     words: str = ""
     """permitted values in words, for error messages; "" derives them from the type."""
+    bare: str = ""
+    """key of an option in JSON that a text without braces sets; "" for none."""
 
 
 class Elsewhere:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from sametoken.options.declaration import Elsewhere, Positive, Settings, Shown
+from sametoken.options.rope import read_rope_scaling
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["none", "int8", "int8_weight_only", "int4", "int4_g128"]
@@ -110,6 +111,11 @@ class EngineConfig(Settings):
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
     """number of tokens of prompt and output together at most; without it: the model's context."""
+    rope_scaling: Annotated[dict[str, Any] | None, BeforeValidator(read_rope_scaling), Shown(bare="rope_type")] = None
+    """RoPE of the target in place of its file's, as JSON or the name of a kind, to stretch the context. It changes the
+    target's tokens. Example: {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. Keys are
+    those of rope_parameters in config.json, and max_position_embeddings; without rope_type the file's own are changed. A
+    draft model of the target's family and context gets it too."""
     deterministic: bool | None = None
     """compute the same bits for a token whatever else is in the batch, so that neither drafts nor batches can change
     the output, even in bfloat16; without it: on for the CPU, and off for CUDA, where it costs time."""

@@ -20,6 +20,7 @@ class EngineOptions(TypedDict, total=False):
     max_mixed_prefill_tokens: int
     max_prefill_share: float
     max_seq_len: int | None
+    rope_scaling: dict[str, Any] | str | None
     deterministic: bool | None
     quantization: Quantization
     draft_quantization: Quantization
@@ -51,3 +52,4 @@ class Options(EngineOptions, total=False):
     swap_space: float
     trust_remote_code: bool
     speculative_config: dict[str, Any]
+    hf_overrides: dict[str, Any]

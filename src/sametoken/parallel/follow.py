@@ -133,10 +133,11 @@ def _directory(name: str, model: ModelToLoad) -> Path:
 
 def _load(wanted: ModelToLoad, directory: Path, place: RankPlace) -> Decoder:
     dtype, limit, quantization = getattr(torch, wanted.dtype), wanted.max_seq_len, wanted.quantization
-    stated, scheme = ModelConfig.from_hf(read_config(directory)), stored_scheme(directory)
+    stated, scheme = ModelConfig.from_hf(read_config(directory), None, wanted.rope_scaling), stored_scheme(directory)
     share = times_held(stated, place.size) / place.size
     check_memory(wanted.model, stated, limit, dtype, torch.device("cpu"), quantization, scheme, share)
-    decoder = load_decoder(directory, dtype, "cpu", limit, quantization, RankPart(place.rank, place.size))
+    part = RankPart(place.rank, place.size)
+    decoder = load_decoder(directory, dtype, "cpu", limit, quantization, part, rope_scaling=wanted.rope_scaling)
     decoder.set_deterministic(wanted.deterministic)
     return decoder
 

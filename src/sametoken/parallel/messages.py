@@ -30,6 +30,7 @@ class ModelToLoad(NamedTuple):
     max_seq_len: int
     quantization: str
     deterministic: bool
+    rope_scaling: dict[str, Any] | None
 
 
 class Models(NamedTuple):

@@ -5,6 +5,7 @@ A template has sections, the fields of a `Launch`, each below a line [FIELD].
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -88,10 +89,12 @@ def _own_keys(engine: str, group: str, stated: Stated, wanted: Wanted) -> dict[s
 
 
 def own_words(name: str, value: Any) -> list[str]:
-    """An option as our command line reads it: tables as SIZE:LENGTH, several values one by one."""
+    """An option as our command line reads it: tables as SIZE:LENGTH or JSON, several values one by one."""
     if isinstance(value, bool):
         return [spelled(name if value else f"no_{name}")]
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        value = json.dumps(value)
+    elif isinstance(value, Mapping):
         value = ",".join(f"{key}:{each}" for key, each in value.items())
     several = value if isinstance(value, list | tuple) else (value,)
     return [word for each in several for word in (spelled(name), str(each))]
