@@ -12,6 +12,7 @@ import pytest
 from sametoken.checkpoint.chat import read_template
 from sametoken.commands import serve
 from sametoken.commands.options import variants
+from sametoken.commands.doors import Door
 from sametoken.dialects.llama_door import llama_server
 from sametoken.dialects.peers import OURS as JOINED
 from sametoken.dialects.peers import PeerOption, table
@@ -162,6 +163,77 @@ def test_command_lines_that_people_have(words: str, means: str, idle: str) -> No
     assert ("--threads" in said) == ("--threads" in means)
     assert said.count("--port") == 1
     assert ", ".join(passage.idle) == idle
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+IN_JSON = json.dumps(YARN)
+
+
+@pytest.mark.parametrize(
+    ("words", "rope"),
+    [
+        ("--rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768", YARN),
+        ("--rope-scaling yarn --rope-freq-scale 0.25 --yarn-orig-ctx 32768 --yarn-ext-factor 1", YARN),
+        ("--rope-scale 4 --yarn-orig-ctx 32768 --yarn-ext-factor 1.0 --yarn-attn-factor 1.0", YARN),
+        ("--rope-scaling yarn --rope-scale 4 --yarn-ext-factor 0", {"rope_type": "linear", "factor": 4.0}),
+        ("--rope-scale 2", {"factor": 2.0}),
+        ("--rope-scaling linear --rope-freq-scale 0.5", {"rope_type": "linear", "factor": 2.0}),
+        ("--rope-scaling none --rope-scale 4", {"rope_type": "default"}),
+        ("--rope-scaling yarn", None),
+        ("--rope-freq-base 0 --rope-freq-scale 0 --yarn-orig-ctx 0 --yarn-beta-fast -1 --yarn-ext-factor -1", None),
+        ("--rope-freq-base 1000000", {"rope_theta": 1e6}),
+        (
+            "--rope-scaling yarn --rope-scale 2 --yarn-beta-fast 16 --yarn-beta-slow 2",
+            {"rope_type": "yarn", "factor": 2.0, "beta_fast": 16.0, "beta_slow": 2.0},
+        ),
+        (f"--rope-scaling '{IN_JSON}'", YARN),
+    ],
+)
+def test_rope_of_llama_server(words: str, rope: dict[str, object] | None) -> None:
+    assert (llama_server(shlex.split(words), {}).rope or None) == rope
+
+
+@pytest.mark.parametrize(
+    ("words", "rope"),
+    [
+        (f"--rope-scaling '{IN_JSON}'", YARN),
+        (f"""--hf-overrides '{{"rope_scaling": {IN_JSON}}}'""", YARN),
+        (f"""--hf-overrides '{{"rope_parameters": {IN_JSON}, "max_model_len": 131072}}'""", YARN),
+        (f"""--hf_overrides '{{"text_config": {{"rope_parameters": {IN_JSON}}}}}'""", YARN),
+        (
+            """--hf-overrides '{"rope_parameters": {"rope_type": "yarn", "factor": 3.0, "mrope_section": [24, 20, 20],
+            "mrope_interleaved": true}}'""",
+            {"rope_type": "yarn", "factor": 3.0},
+        ),
+        ('--rope-scaling \'{"type": "dynamic", "factor": 2}\'', {"rope_type": "dynamic", "factor": 2}),
+        ("--rope-theta 500000", {"rope_theta": 500000}),
+        ("""--hf-overrides.rope_scaling.rope_type yarn --hf-overrides.rope_scaling.factor 2""",
+         {"rope_type": "yarn", "factor": 2}),
+        ("""--hf-overrides '{"max_position_embeddings": 65536}'""", {"max_position_embeddings": 65536}),
+        ("--hf-overrides '{}'", None),
+    ],
+)  # fmt: skip
+def test_rope_of_vllm(words: str, rope: dict[str, object] | None) -> None:
+    passage = vllm(["m", *shlex.split(words), "--max-model-len", "131072"], {})
+    assert (passage.rope or None) == rope
+    assert ("--rope-scaling" in passage.words) == bool(rope)
+
+
+@pytest.mark.parametrize(
+    ("door", "words", "said"),
+    [
+        (llama_server, "--rope-scale much", "--rope-scale much: expected a number"),
+        (llama_server, "--yarn-ext-factor 0.5", "--yarn-ext-factor 0.5: YaRN is applied wholly"),
+        (llama_server, "--yarn-attn-factor 0.8", "state attention_factor"),
+        (vllm, '--hf-overrides \'{"vocab_size": 9}\'', "vocab_size is the checkpoint's own"),
+        (vllm, "--hf-overrides much", "expected a JSON object with keys of config.json"),
+        (vllm, "--rope-scaling longrope", "expected 'default', 'linear'"),
+        (vllm, "--rope-theta -3", "--rope-theta -3: "),
+    ],
+)
+def test_rope_that_is_refused(door: Door, words: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        door([*(["m"] if door is vllm else []), *shlex.split(words)], {})
 
 
 def test_an_option_of_vllm_may_be_shortened() -> None:

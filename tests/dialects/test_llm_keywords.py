@@ -52,6 +52,11 @@ def test_every_default_of_vllm_makes_our_default_engine() -> None:
         ({"block_size": 16, "tensor_parallel_size": 2}, {"kv_cache_tokens_per_block": 16, "tensor_parallel_size": 2}),
         ({"quantization": "int8"}, {"quantization": "int8"}),
         ({"generation_config": "vllm"}, {"generation_config": "vllm"}),
+        (
+            {"hf_overrides": {"rope_theta": 5.0, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}}},
+            {"rope_scaling": {"rope_theta": 5.0, "rope_type": "yarn", "factor": 2.0}},
+        ),
+        ({"rope_scaling": {"factor": 2.0}}, {"rope_scaling": {"factor": 2.0}}),
     ],
 )
 def test_keywords_set_what_the_command_line_sets(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -101,6 +106,7 @@ def test_drafts_are_read_from_every_spelling() -> None:
         ({"speculative_config": {"method": "mtp"}}, "^speculative_config method = 'mtp': "),
         ({"speculative_config": {"methud": "ngram", "model": "d"}}, "did you mean 'method'\\?"),
         ({"speculative_config": "ngram"}, "^speculative_config 'ngram': expected a JSON object"),
+        ({"hf_overrides": {"architectures": ["x"]}}, "^hf_overrides .*: architectures is the checkpoint's own"),
         ({"quantization": "sixteen"}, "^quantization sixteen: a checkpoint's own quantization is found without it"),
     ],
 )

@@ -71,5 +71,6 @@ draft_len_schedule: it chooses lengths by a file of its own; give --engine-args 
 max_concurrency: it has no limit of the batch for drafts; leave it out
 adaptive: drafts have one length unless you give --engine-args --speculative-adaptive; set --no-adaptive
 kv_cache_free_memory_fraction: its share is of all memory, not of what is free; give for example --engine-args '--mem-fraction-static 0.8'
+rope_scaling: its keys replace all of the file's; give them whole as --engine-args '--json-model-override-args JSON'
 quantization: give the format's own name, for example --engine-args '--quantization fp8'
 draft_quantization: give for example --engine-args '--speculative-draft-model-quantization fp8'

@@ -57,4 +57,5 @@ VLLM_API_KEY
 [refused]
 tree_top_k: it verifies chains only; set --tree-top-k 1, or use an engine with trees for this draft
 kv_cache_free_memory_fraction: its share is of all memory, not of what is free; give for example --engine-args '--gpu-memory-utilization 0.8'
+rope_scaling: its keys replace all of the file's; give them whole, with rope_theta, as --engine-args '--hf-overrides JSON'
 quantization: give the format's own name, for example --engine-args '--quantization fp8'
