@@ -220,6 +220,20 @@ def test_errors_in_its_envelope(served: Running) -> None:
     assert post(served, "/slots/0?action=save", 501)["error"]["type"] == "not_supported_error"
 
 
+def test_no_adapter_is_loaded(served: Running) -> None:
+    path = f"{served.url}/lora-adapters"
+    assert httpx.get(path).json() == []
+    assert httpx.post(path, json=[]).json() == {"success": True}
+    for body in ([{"id": 0, "scale": 0.5}], {}, "x"):
+        answer = httpx.post(path, json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], "merge adapters into the weights" in error["message"]) == (400, True)
+    said = {"content": b"[{", "headers": {"Content-Type": "application/json"}}
+    assert "not JSON" in httpx.post(path, **said).json()["error"]["message"]
+    assert httpx.post(path, content=b"[]", headers={"Content-Type": "text/plain"}).status_code == 415
+
+
 def test_a_template_may_list_functions_as_text(served: Running) -> None:
     asked = {"messages": [{"role": "user", "content": "list"}]}
     assert post(served, "/apply-template", **asked)["prompt"].startswith("; user: list")

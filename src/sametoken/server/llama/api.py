@@ -8,14 +8,16 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from sametoken.errors import RequestError
+from sametoken.errors import RequestError, shown
 from sametoken.options.sampling import SamplingParams
 from sametoken.server.api import Api
+from sametoken.server.body_size import LONG_BODY
 from sametoken.server.embedding_api import EmbeddingApi
-from sametoken.server.errors import misread, not_supported
+from sametoken.server.errors import ApiError, misread, not_supported
 from sametoken.server.llama.schema import (
     ApplyTemplateRequest,
     InfillRequest,
@@ -41,6 +43,7 @@ PATHS = (
     "/responses",
     "/apply-template",
     "/props",
+    "/lora-adapters",
     "/slots",
 )
 Endpoint = Callable[..., Awaitable[Response]]
@@ -199,6 +202,24 @@ class LlamaAbout(AnyModel):
         raise not_supported("properties cannot be changed while the server runs; give options at its start")
 
 
+    async def adapters(self) -> Response:
+        """Empty list, because no adapter is loaded."""
+        return JSONResponse([])
+
+    async def change_adapters(self, request: Request) -> Response:
+        """Success for an empty list of scales; status 400 for others, because no adapter is loaded."""
+        received = await self._received(request, LONG_BODY)
+        try:
+            scales = from_json(received)
+        except ValueError as error:
+            raise ApiError(400, f"the body is not JSON: {error}; send a list of adapters") from error
+        if scales != []:
+            got = shown(scales)
+            message = f"got {got}, expected [], because no adapter is loaded; merge adapters into the weights"
+            raise ApiError(400, message)
+        return JSONResponse({"success": True})
+
+
 class LlamaEmbedding(AnyModel, EmbeddingApi):
     """Endpoint for embeddings that accepts any name of the model."""
 
@@ -218,6 +239,8 @@ def llama_routes(worker: Worker, names: Sequence[str], info: Mapping[str, Any]) 
         ("POST", "/tokenize", tokens.tokenize),
         ("GET", "/props", about.props),
         ("POST", "/props", about.change_props),
+        ("GET", "/lora-adapters", about.adapters),
+        ("POST", "/lora-adapters", about.change_adapters),
         ("GET", "/slots", places.show),
         ("POST", "/slots/{slot}", places.change),
         ("POST", "/v1/chat/completions/input_tokens", text.input_tokens),
