@@ -52,6 +52,7 @@ WHOLE = ("original_max_position_embeddings",)  # keys of RoPE with whole numbers
 STEP = 512  # llama-server's default of -ub: number of tokens of one forward
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # our log level for each level of llama-server
 DEVICES = re.compile(r"cpu|auto|cuda(:\d+)?")  # names of devices here
+EIGHT = "q8_0"  # type of its KV cache with the fewest bits that this engine has
 COARSER = ("q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")  # types of its KV cache with fewer bits than any of ours
 OF_PRESETS = {"--port": "8012", "context": "0", "batch": "1024", "micro": "1024"}
 
@@ -69,6 +70,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
     to.template.setdefault("enable_thinking", True)  # llama-server's default
     _join(to)
     _join_rope(to)
+    _join_cache(to)
     to.finish()
     return to
 
@@ -130,10 +132,23 @@ def _threads(to: Passage, value: str, spelling: str) -> None:
 
 
 def _cache(to: Passage, value: str, spelling: str) -> None:
-    if value in COARSER:
-        to.idle.append(f"{spelling} {value} (q8_0 is the smallest)")
-        value = "q8_0"
-    to.set(f"--cache-type-{spelling[-1]}", value)
+    to.cached[spelling] = value
+
+
+def _join_cache(to: Passage) -> None:
+    """Choose the one type of keys and values: the wider of the two, and 8 bits in place of fewer."""
+    few = (*COARSER, EIGHT)
+    wide = [value for value in to.cached.values() if value not in few]
+    planes = {spelling[-1] for spelling in to.cached}
+    chosen = wide[0] if wide else EIGHT if len(planes) == 2 else "f16"  # which llama-server keeps where it is not told
+    for spelling, value in to.cached.items():
+        if chosen != EIGHT and value in few:
+            words = f"kept as {chosen}: keys and values have one type, give it for both"
+            to.idle.append(f"{spelling} {value} ({words})")
+        elif value in COARSER:
+            to.idle.append(f"{spelling} {value} (kept in 8 bits, as {EIGHT})")
+    if to.cached:
+        to.set("--cache-type-k", chosen)
 
 
 def _rope(to: Passage, value: str, spelling: str) -> None:

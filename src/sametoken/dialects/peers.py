@@ -68,6 +68,7 @@ class Passage:
         template: default variables of the chat template.
         seen: values of options that are interpreted together, by a name of each.
         drafts: keys of vLLM's speculative configuration.
+        cached: types of the KV cache, by the spelling of their options.
         rope: keys of the target's RoPE, see `options.rope`.
     """
 
@@ -78,6 +79,7 @@ class Passage:
     template: dict[str, Any] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
     drafts: dict[str, Any] = field(default_factory=dict)
+    cached: dict[str, str] = field(default_factory=dict)
     rope: dict[str, Any] = field(default_factory=dict)
 
     def set(self, name: str, *values: str) -> None:
