@@ -68,7 +68,8 @@ COMMAND_GROUPS = {
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
 WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare", "train", "evaluate", "quantize")
 NO_TORCH = re.compile("-h$|--help$|--engine")  # commands that compute nothing in this process
-DOORS = ("llama-server", "vllm serve")  # other programs, whose whole command lines are accepted
+# Other programs, whose whole command lines are accepted, each with the name of its options.
+DOORS = {"llama-server": "llama-server", "llama serve": "llama-server", "vllm serve": "vllm serve"}
 # Commands of Ollama, llama.cpp, transformers and vLLM, and the nearest ones here.
 ELSEWHERE = {
     "run": "chat",
@@ -77,6 +78,7 @@ ELSEWHERE = {
     "benchmark": "bench",
     "convert": "export",
     "vllm": "vllm serve",
+    "llama": "llama serve",
 }
 EXAMPLES = {
     "see the gain with the pair of models that comes with the package": "sametoken demo",
@@ -97,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = [word for word in words[:1] if word == "--debug"]
     for program in DOORS:
         if words[len(debug) :][: (length := len(program.split()))] == program.split():
-            words = _through_door(program, [*words[len(debug) + length :], *debug])
+            words = _through_door(DOORS[program], [*words[len(debug) + length :], *debug])
             break
     build_app()(args=words, prog_name="sametoken")
 

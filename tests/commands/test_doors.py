@@ -231,6 +231,14 @@ def test_rope_of_vllm(words: str, rope: dict[str, object] | None) -> None:
     assert ("--rope-scaling" in passage.words) == bool(rope)
 
 
+@pytest.mark.parametrize(("stated", "positions"), [("1", 65536), ("true", 65536), ("0", None), ("", None)])
+def test_vllms_variable_allows_a_longer_context(stated: str, positions: int | None) -> None:
+    passage = vllm(["m", "--max-model-len", "65536"], {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": stated})
+    assert passage.rope.get("max_position_embeddings") == positions
+    given = ["m", "--max-model-len", "65536", "--rope-scaling", IN_JSON]
+    assert vllm(given, {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": stated}).rope == YARN
+
+
 @pytest.mark.parametrize(
     ("door", "words", "said"),
     [

@@ -103,7 +103,7 @@ def test_drafts_are_read_from_every_spelling() -> None:
         ({"logits_processors": [object]}, "^logits_processors=.*: Python modules from elsewhere"),
         ({"port": 8000}, "^port=8000: port is an option of servers; leave it out$"),
         ({"override_generation_config": {"top_k": 3}}, "default_sampling is an option of servers"),
-        ({"speculative_config": {"method": "mtp"}}, "^speculative_config method = 'mtp': "),
+        ({"speculative_config": {"method": "custom_class"}}, "^speculative_config method = 'custom_class': "),
         ({"speculative_config": {"methud": "ngram", "model": "d"}}, "did you mean 'method'\\?"),
         ({"speculative_config": "ngram"}, "^speculative_config 'ngram': expected a JSON object"),
         ({"hf_overrides": {"architectures": ["x"]}}, "^hf_overrides .*: architectures is the checkpoint's own"),
@@ -113,6 +113,13 @@ def test_drafts_are_read_from_every_spelling() -> None:
 def test_what_is_not_possible_is_refused_by_name(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_keywords(given)
+
+
+def test_drafts_without_a_part_here_are_noted() -> None:
+    read = read_keywords({"speculative_config": {"method": "deepseek_mtp", "num_speculative_tokens": 1}})
+    assert (read.speculative, read.models) == ({}, {})
+    (note,) = read.notes
+    assert "prediction layers inside the target are not supported" in note
 
 
 def test_only_one_place_may_name_the_draft_and_its_settings(pair: Pair) -> None:

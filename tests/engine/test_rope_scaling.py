@@ -72,6 +72,15 @@ def test_a_longer_context_needs_it(models: tuple[str, str]) -> None:
         make_llm(models[0], rope_scaling=YARN, max_seq_len=193)
 
 
+def test_a_longer_context_may_be_lowered(models: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    with make_llm(models[0], max_seq_len=190, cap_max_seq_len=True) as llm:
+        assert llm.max_seq_len == 128
+    assert "exceeds the 128 positions" in caplog.text
+    assert "is lowered to them" in caplog.text
+    with make_llm(models[0], max_seq_len=190, cap_max_seq_len=True, rope_scaling=YARN) as llm:
+        assert llm.max_seq_len == 190
+
+
 def test_a_saved_prompt_of_another_rope_is_refused(models: tuple[str, str], tmp_path: Path) -> None:
     file = tmp_path / "prompt.bin"
     plain, stretched = make_llm(models[0]), make_llm(models[0], rope_scaling=YARN)

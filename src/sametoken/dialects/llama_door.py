@@ -20,6 +20,7 @@ from sametoken.dialects.peers import (
     template_rule,
     variable,
 )
+from sametoken.dialects.trtllm import NO_DECODING_TYPES
 from sametoken.errors import ConfigError
 
 SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}  # llama-server's defaults
@@ -36,7 +37,7 @@ SAMPLERS: dict[tuple[str, ...], dict[str, float]] = {
     ("typ_p", "typical_p", "typ-p", "typical"): {"shaping.typical_p": 1.0},
     ("xtc",): {"shaping.xtc_probability": 0.0},
 }
-OFF = ("infill", "adaptive_p")  # samplers that no option of ours turns on
+OFF = ("infill", "adaptive_p", "tfs_z")  # samplers that no option of ours turns on
 LETTERS = {
     "e": "penalties",
     "d": "dry",
@@ -48,6 +49,8 @@ LETTERS = {
     "x": "xtc",
     "t": "temperature",
 }  # fmt: skip - letters of --sampler-seq
+# Types of drafts without one of ours, each with the reason.
+NO_SPEC_TYPES = {f"draft-{name}": NO_DECODING_TYPES[name] for name in ("mtp", "dflash", "dspark")}
 WHOLE = ("original_max_position_embeddings",)  # keys of RoPE with whole numbers
 STEP = 512  # llama-server's default of -ub: number of tokens of one forward
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # our log level for each level of llama-server
@@ -69,6 +72,7 @@ def llama_server(arguments: Sequence[str], environ: Mapping[str, str]) -> Passag
     read(table("llama_server"), arguments, kept, RULES, to)
     to.template.setdefault("enable_thinking", True)  # llama-server's default
     _join(to)
+    _join_drafts(to)
     _join_rope(to)
     _join_cache(to)
     to.finish()
@@ -85,6 +89,7 @@ def _join(to: Passage) -> None:
             context //= slots
     if context > 0:
         to.set("--max-seq-len", str(context))
+        to.set("--cap-max-seq-len")  # llama-server takes the model's context where it is asked for more
     steps = [int(seen[name]) for name in ("micro", "batch") if name in seen]
     if "micro" in seen or min(steps, default=STEP) < STEP:
         to.set("--max-num-tokens", str(min(steps)))
@@ -185,6 +190,31 @@ def _join_rope(to: Passage) -> None:
         to.rope.pop("factor", None)
     elif kind in ("linear", "yarn") and "factor" not in to.rope:
         del to.rope["rope_type"]
+
+
+def _drafts(to: Passage, value: str, spelling: str) -> None:
+    """Read the types of drafts; those that this engine lacks are left out, since no draft changes a token."""
+    named = [name.strip() for name in value.split(",") if name.strip()]
+    lacking = [name for name in named if name in NO_SPEC_TYPES]
+    to.idle += [f"{spelling} {name} ({NO_SPEC_TYPES[name]})" for name in lacking]
+    kept = [name for name in named if name not in lacking]
+    if kept or not lacking:
+        to.set("--spec-type", ",".join(kept) or value)
+    else:
+        to.seen["lacking"] = value
+
+
+def _join_drafts(to: Passage) -> None:
+    """Leave out the draft's file and length if they are for types of drafts alone that this engine lacks."""
+    for name in ("--draft", "--max-draft-len") if "lacking" in to.seen else ():
+        if name in to.words:
+            place = to.words.index(name)
+            to.idle.append(" ".join(to.words[place : place + 2]))
+            del to.words[place : place + 2]
+
+
+def _stop(to: Passage, value: str, _: str) -> None:
+    to.sampling["stop"] = [*to.sampling.get("stop", []), value]
 
 
 def _preset(to: Passage, value: str, _: str) -> None:
@@ -295,5 +325,6 @@ RULES: Mapping[str, Rule] = {
     "format": _format, "samplers": _samplers, "letters": _letters,
     "batch": _whole("batch"), "micro": _whole("micro"), "breaker": _breaker, "sleep": _sleep,
     "quiet_slots": _switch("--no-slots"), "log_format": _log_format,
-    "threads": _threads, "cache": _cache, "preset": _preset, "rope": _rope,
+    "threads": _threads, "cache": _cache, "preset": _preset, "rope": _rope, "drafts": _drafts,
+    "stop": _stop,
 }  # fmt: skip

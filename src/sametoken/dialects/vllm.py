@@ -25,11 +25,20 @@ NO_METHODS = {
     "custom_class": "implement sametoken.drafters.base.Drafter",
     "extract_hidden_states": NO_DECODING_TYPES["savestate"],
 }
+LACKING = ("mtp", "pard", "dflash", "dspark", "mlp_speculator")  # those that make drafts of the model's own tokens
 # Keys of --hf-overrides: those with RoPE in them, those of RoPE at the top level, and those without effect on texts.
 WITH_ROPE = ("rope_scaling", "rope_parameters")
 OF_ROPE = ("rope_theta", "max_position_embeddings", "original_max_position_embeddings")
 INNER = "text_config"  # keys of the text part of a model that reads images
 IDLE = ("max_model_len", "mrope_section", "mrope_interleaved")
+
+
+def without_part(stated: Any) -> str | None:
+    """Reason why this engine makes no drafts of one of vLLM's methods; None for methods that it has or that are none."""
+    if not isinstance(stated, str):
+        return None
+    name = "mtp" if stated.endswith("_mtp") else stated
+    return NO_METHODS[name] if name in LACKING else None
 
 
 def method(stated: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 from sametoken import kinds
 from sametoken.dialects.peers import (
+    TRUE,
     Passage,
     Rule,
     json_object,
@@ -22,7 +23,7 @@ from sametoken.dialects.peers import (
     template_rule,
     variable,
 )
-from sametoken.dialects.vllm import overrides
+from sametoken.dialects.vllm import overrides, without_part
 from sametoken.errors import ConfigError
 
 VERSION = "0.33.0"  # release of vLLM that has these options and replies
@@ -43,6 +44,7 @@ STATED = (
 REASONING = {"deepseek_r1": "deepseek_r1", "qwen3": "qwen3", "openai_gptoss": "openai_gptoss", "": "none"}
 MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}  # marks that the chat template shows too
 WHOLE = ("--max-seq-len", "--tool-parser")  # options of ours that begin longer options of vLLM
+COARSER = ("fp8_e5m2", "nvfp4")  # types of the KV cache that are less exact than ours of 8 bits
 LEVELS = {"critical": "error", "trace": "debug"}
 # Keys of --structured-outputs-config that change outputs only if they are true.
 ONLY_FALSE = ("disable_any_whitespace", "disable_additional_properties")
@@ -60,6 +62,8 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
         file, to = to.seen["file"], Passage(seen={"host": "0.0.0.0", "origins": "[]", "reasoning": "none"})
         words = [*_of_file(file, bool(arguments) and not arguments[0].startswith("-")), *arguments]
         read(table("vllm"), words, environ, RULES, to, WHOLE)
+    if to.seen.get("long", "").lower() in TRUE and "--max-seq-len" in to.words and not to.rope:
+        to.rope["max_position_embeddings"] = int(to.words[to.words.index("--max-seq-len") + 1])
     if "--uds" not in to.words:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])
@@ -250,8 +254,13 @@ def _number_or_text(value: str) -> Any:
 
 
 def _drafts(to: Passage, value: str, spelling: str) -> None:
-    if value not in ("", "None"):
-        to.drafts.update(json_object(value, spelling))
+    if value in ("", "None"):
+        return
+    stated = json_object(value, spelling)
+    if (lacking := without_part(stated.get("method"))) is not None:
+        to.idle.append(f"{spelling} {value} ({lacking})")  # no draft changes a token
+    else:
+        to.drafts.update(stated)
 
 
 def _draft(to: Passage, value: str, spelling: str) -> None:
@@ -264,6 +273,13 @@ def _draft(to: Passage, value: str, spelling: str) -> None:
 
 def _memory(to: Passage, value: str, _: str) -> None:
     to.set("--kv-cache-free-memory-fraction", value)
+
+
+def _cache(to: Passage, value: str, spelling: str) -> None:
+    if value in COARSER or value.startswith("turboquant"):
+        to.idle.append(f"{spelling} {value} (kept as fp8, E4M3 with a scale for each token and head)")
+        value = "fp8"
+    to.set("--kv-cache-dtype", value)
 
 
 def _drain(to: Passage, value: str, spelling: str) -> None:
@@ -304,11 +320,11 @@ def _body(to: Passage, value: str, spelling: str) -> None:
 
 
 RULES: Mapping[str, Rule] = {
-    "config": noted("file"), "host": noted("host"), "origins": noted("origins"), "tokens": _tokens, "length": _length,
+    "config": noted("file"), "long": noted("long"), "host": noted("host"), "origins": noted("origins"), "tokens": _tokens, "length": _length,
     "dtype": _dtype, "quantization": _quantization, "sampling": _own_sampling, "generation": _generation,
     "reasoning": _reasoning, "marks": _marks,
     "structured": _structured, "level": _level, "logging": _logging, "access": _access,
     "graphs": _graphs, "overrides": _overrides, "drafts": _drafts, "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token,
     "template": template_rule, "chat_template": _chat_template, "device": _device, "invariant": _invariant,
-    "cpus": _cpus, "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),
+    "cache": _cache, "cpus": _cpus, "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),
 }  # fmt: skip

@@ -235,12 +235,7 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
         MemoryPlanError: the weights do not fit the memory.
     """
     stated = ModelConfig.from_hf(read_config(directory), None, config.rope_scaling)
-    limit = config.max_seq_len or stated.max_position
-    if limit > stated.max_position:
-        raise ConfigError(
-            f"max_seq_len {limit} exceeds the {stated.max_position} positions that {model} was made for; lower it, or "
-            "set rope_scaling to stretch them"
-        )
+    limit = _limit(model, stated.max_position, config)
     device = _device(config.device)
     if device.type == "cpu":
         note_missing_kernels()
@@ -260,6 +255,18 @@ def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
     check_memory(model, stated, limit, dtype, device, config.quantization, scheme, own)
     sampling = recommended_sampling(directory) if config.generation_config == "auto" else {}
     return _Plan(stated, limit, device, dtype, deterministic, sampling, read_pooling(directory))
+
+
+def _limit(model: str, positions: int, config: EngineConfig) -> int:
+    """Number of tokens of a sequence at most."""
+    limit = config.max_seq_len or positions
+    if limit <= positions:
+        return limit
+    words = f"max_seq_len {limit} exceeds the {positions} positions that {model} was made for"
+    if not config.cap_max_seq_len:
+        raise ConfigError(f"{words}; lower it, or set rope_scaling to stretch them")
+    LOG.warning(f"{words}, and is lowered to them; --rope-scaling would stretch them")
+    return positions
 
 
 @cache

@@ -111,6 +111,8 @@ class EngineConfig(Settings):
         Annotated[int, Field(ge=2)] | None, Elsewhere("trtllm max_seq_len", "vllm-serve max_model_len")
     ] = None
     """number of tokens of prompt and output together at most; without it: the model's context."""
+    cap_max_seq_len: bool = False
+    """take the model's context where max_seq_len is longer, with a warning; off: refuse it."""
     rope_scaling: Annotated[dict[str, Any] | None, BeforeValidator(read_rope_scaling), Shown(bare="rope_type")] = None
     """RoPE of the target in place of its file's, as JSON or the name of a kind, to stretch the context. It changes the
     target's tokens. Example: {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. Keys are
@@ -133,7 +135,7 @@ class EngineConfig(Settings):
     tensor_parallel_size: Annotated[
         int,
         Field(ge=1, le=MOST_RANKS),
-        Shown(("--tp_size", "--tp-size", "-tp")),
+        Shown(("--tp_size", "--tp-size", "--tp", "-tp")),
         Elsewhere("trtllm tensor_parallel_size"),
     ] = 1
     """number of processes that each hold and compute a part of every matrix of the target (CPU). mpirun, torchrun or

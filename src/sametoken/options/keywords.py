@@ -20,6 +20,7 @@ class EngineOptions(TypedDict, total=False):
     max_mixed_prefill_tokens: int
     max_prefill_share: float
     max_seq_len: int | None
+    cap_max_seq_len: bool
     rope_scaling: dict[str, Any] | str | None
     deterministic: bool | None
     quantization: Quantization
