@@ -11,8 +11,8 @@ import pytest
 
 from sametoken.checkpoint.chat import read_template
 from sametoken.commands import serve
-from sametoken.commands.options import variants
 from sametoken.commands.doors import Door
+from sametoken.commands.options import variants
 from sametoken.dialects.llama_door import llama_server
 from sametoken.dialects.peers import OURS as JOINED
 from sametoken.dialects.peers import PeerOption, table
@@ -245,7 +245,7 @@ def test_vllms_variable_allows_a_longer_context(stated: str, positions: int | No
         (llama_server, "--rope-scale much", "--rope-scale much: expected a number"),
         (llama_server, "--yarn-ext-factor 0.5", "--yarn-ext-factor 0.5: YaRN is applied wholly"),
         (llama_server, "--yarn-attn-factor 0.8", "state attention_factor"),
-        (vllm, '--hf-overrides \'{"vocab_size": 9}\'', "vocab_size is the checkpoint's own"),
+        (vllm, "--hf-overrides '{\"vocab_size\": 9}'", "vocab_size is the checkpoint's own"),
         (vllm, "--hf-overrides much", "expected a JSON object with keys of config.json"),
         (vllm, "--rope-scaling longrope", "expected 'default', 'linear'"),
         (vllm, "--rope-theta -3", "--rope-theta -3: "),

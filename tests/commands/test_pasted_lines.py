@@ -129,9 +129,7 @@ def test_a_line_is_served(line: str, settings: dict[str, Any], resolved: dict[st
 
 
 @pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line[:60] for line, _ in REFUSED])
-def test_a_line_is_refused(
-    line: str, said: str, resolved: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_line_is_refused(line: str, said: str, resolved: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(shlex.split(line))
     assert ended.value.code == 2
@@ -148,7 +146,7 @@ def test_a_line_is_refused(
         ("llama-server -m m -ctk q4_0 -ctv q4_0", "-ctk q4_0 (kept in 8 bits, as q8_0)"),
         ("llama-server -m m --mmproj p.gguf", "--mmproj p.gguf"),
         ("vllm serve m --kv-cache-dtype turboquant_4bit_nc", "(kept as fp8, E4M3"),
-        ("vllm serve m --speculative-config '{\"method\": \"qwen3_next_mtp\"}'", "(prediction layers inside"),
+        ('vllm serve m --speculative-config \'{"method": "qwen3_next_mtp"}\'', "(prediction layers inside"),
     ],
 )
 def test_what_has_no_part_here_is_noted(line: str, noted: str, resolved: dict[str, Any]) -> None:

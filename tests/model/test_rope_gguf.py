@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from test_families import TOLERANCE, Sequence
+from test_rope_override import LENGTH
 
 import tiny_models
 from gguf_makers import write_gguf
@@ -16,8 +18,6 @@ from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.dialects.llama_door import llama_server
 from sametoken.errors import ConfigError
-from test_families import TOLERANCE, Sequence
-from test_rope_override import LENGTH
 
 
 @pytest.fixture(autouse=True)

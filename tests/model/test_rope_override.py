@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_families import DEVICE, TOLERANCE, Sequence
 
 import tiny_models
 from sametoken.checkpoint.load import load_decoder
@@ -16,7 +17,6 @@ from sametoken.model.keys import MOST_POSITIONS
 from sametoken.model.rope_config import ROPE_KINDS
 from sametoken.model.rope_override import CHANGED
 from sametoken.options.rope import read_rope_scaling
-from test_families import DEVICE, TOLERANCE, Sequence
 
 ORIGINAL, POSITIONS = "original_max_position_embeddings", "max_position_embeddings"
 LENGTH = 140  # more tokens than the 128 positions of the tiny models

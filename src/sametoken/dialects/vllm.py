@@ -34,7 +34,7 @@ IDLE = ("max_model_len", "mrope_section", "mrope_interleaved")
 
 
 def without_part(stated: Any) -> str | None:
-    """Reason why this engine makes no drafts of one of vLLM's methods; None for methods that it has or that are none."""
+    """Reason why this engine makes no drafts of one of vLLM's methods; None for other values."""
     if not isinstance(stated, str):
         return None
     name = "mtp" if stated.endswith("_mtp") else stated
@@ -117,7 +117,7 @@ def overrides(stated: Any) -> dict[str, Any] | None:
         except (ValueError, RecursionError):
             stated = None
     if not isinstance(stated, Mapping):
-        raise ValueError("expected a JSON object with keys of config.json")
+        raise ValueError("expected a JSON object with keys of config.json")  # noqa: TRY004 - of an option
     found: dict[str, Any] = {}
     for name, value in stated.items():
         if name == INNER:

@@ -320,11 +320,11 @@ def _body(to: Passage, value: str, spelling: str) -> None:
 
 
 RULES: Mapping[str, Rule] = {
-    "config": noted("file"), "long": noted("long"), "host": noted("host"), "origins": noted("origins"), "tokens": _tokens, "length": _length,
-    "dtype": _dtype, "quantization": _quantization, "sampling": _own_sampling, "generation": _generation,
-    "reasoning": _reasoning, "marks": _marks,
-    "structured": _structured, "level": _level, "logging": _logging, "access": _access,
-    "graphs": _graphs, "overrides": _overrides, "drafts": _drafts, "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token,
-    "template": template_rule, "chat_template": _chat_template, "device": _device, "invariant": _invariant,
-    "cache": _cache, "cpus": _cpus, "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),
+    "config": noted("file"), "long": noted("long"), "host": noted("host"), "origins": noted("origins"),
+    "tokens": _tokens, "length": _length, "dtype": _dtype, "quantization": _quantization, "sampling": _own_sampling,
+    "generation": _generation, "reasoning": _reasoning, "marks": _marks, "structured": _structured, "level": _level,
+    "logging": _logging, "access": _access, "graphs": _graphs, "overrides": _overrides, "drafts": _drafts,
+    "draft": _draft, "memory": _memory, "drain": _drain, "hf_token": _hf_token, "template": template_rule,
+    "chat_template": _chat_template, "device": _device, "invariant": _invariant, "cache": _cache, "cpus": _cpus,
+    "body": _body, "downloads": variable("HF_HUB_CACHE"), "devices": variable("CUDA_VISIBLE_DEVICES"),
 }  # fmt: skip

@@ -173,7 +173,7 @@ def _rope_of_draft(place: Path, target: Path, config: EngineConfig) -> dict[str,
         return None
     own, others = (ModelConfig.from_hf(read_config(each)) for each in (place, target))
     same = (own.family, own.max_position) == (others.family, others.max_position)
-    LOG.info("rope_scaling is of the target%s", " and of the draft model" if same else "; the draft model keeps its own")
+    LOG.info("rope_scaling: the draft model has %s", "the target's" if same else "its own")
     return config.rope_scaling if same else None
 
 

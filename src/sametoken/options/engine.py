@@ -116,8 +116,8 @@ class EngineConfig(Settings):
     rope_scaling: Annotated[dict[str, Any] | None, BeforeValidator(read_rope_scaling), Shown(bare="rope_type")] = None
     """RoPE of the target in place of its file's, as JSON or the name of a kind, to stretch the context. It changes the
     target's tokens. Example: {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}. Keys are
-    those of rope_parameters in config.json, and max_position_embeddings; without rope_type the file's own are changed. A
-    draft model of the target's family and context gets it too."""
+    those of rope_parameters in config.json, and max_position_embeddings; without rope_type the file's own are changed.
+    A draft model of the target's family and context gets it too."""
     deterministic: bool | None = None
     """compute the same bits for a token whatever else is in the batch, so that neither drafts nor batches can change
     the output, even in bfloat16; without it: on for the CPU, and off for CUDA, where it costs time."""

@@ -201,7 +201,6 @@ class LlamaAbout(AnyModel):
         """Status 501, because no property can be changed."""
         raise not_supported("properties cannot be changed while the server runs; give options at its start")
 
-
     async def adapters(self) -> Response:
         """Empty list, because no adapter is loaded."""
         return JSONResponse([])
