@@ -247,10 +247,12 @@ def _function(module: ModuleType) -> Callable[..., None]:
         from sametoken.commands.options import Chosen, refuse_beyond, spelled_as_option
 
         def call() -> int:
-            refuse_beyond(module.OPTIONS, values)
             if argument is not None and named is not None:
                 raise ConfigError(f"got the model twice, {argument} and --model {named}; leave one of them out")
             chosen, model = Chosen(values, given), argument if named is None else named
+            if hasattr(module, "complete"):
+                model, chosen = module.complete(model, chosen)
+            refuse_beyond(module.OPTIONS, chosen)
             note = note_of(context.info_name or "", module, model, chosen)
             computes = "threads" in values  # doctor only plans ranks
             if (

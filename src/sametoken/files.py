@@ -327,7 +327,15 @@ def json_object(file: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: the file contains no JSON object; the message continues a sentence that begins with its name.
     """
-    text = read_text(file)
+    return parse_object(read_text(file))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """JSON object of a text.
+
+    Raises:
+        ValueError: the text is no JSON object; the message continues a sentence that begins with its name.
+    """
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:

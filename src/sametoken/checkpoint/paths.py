@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sametoken.errors import ConfigError
-from sametoken.files import json_object
+from sametoken.files import json_object, parse_object
 
 
 def user_path(given: str | Path) -> Path:
@@ -22,7 +22,7 @@ def user_path(given: str | Path) -> Path:
 
 
 def read_keys(option: str, file: str | None) -> dict[str, Any]:
-    """The JSON object in a file that an option names, an empty one for no file.
+    """The JSON object in a file that an option names, or in the option's own text; an empty one for no file.
 
     Raises:
         ConfigError: there is no such file, or it holds something else.
@@ -30,6 +30,8 @@ def read_keys(option: str, file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
+        if file.startswith("{"):
+            return parse_object(file)
         return json_object(user_path(file))
     except OSError as error:
         raise ConfigError(f"{option} {file}: {error.strerror}; expected a JSON file") from error

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sametoken import embedded
-from sametoken.commands.options import AS_JSON, Option, Values, settings_of, settings_options
+from sametoken.commands.options import AS_JSON, Argument, Chosen, Option, Values, settings_of, settings_options
+from sametoken.commands.train_recipe import settled, show_plan
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
 from sametoken.learning.modes import ALIASES, meaning
@@ -34,8 +35,23 @@ PROMISE = "training ends after this step, with a checkpoint"
 WORKER = "LOCAL_RANK"  # variable that launchers of one process per GPU set
 
 
+ARGUMENT = Argument(
+    list[str],
+    "Directory, GGUF file or Hub id of the target; without it: the target that comes with the package ('embedded'). "
+    "Also settings as KEY=VALUE, with the keys of a recipe.",
+    "MODEL",
+    optional=True,
+)
+
+
 def _options() -> Iterator[Option]:
     yield Option("model", str, None, "the same as MODEL.", "MODEL")
+    yield Option(
+        "config", str, None,
+        "recipe: a YAML file with names of options and values, or Model Optimizer's for EAGLE-3 or Medusa. Words "
+        "KEY=VALUE replace its values, and options replace both.", "FILE",
+    )  # fmt: skip
+    yield Option("dry_run", bool, False, "print all settings with their origins, and the steps, and train nothing.")
     yield AS_JSON
     for group in GROUPS:
         for option in settings_options(group):
@@ -49,10 +65,11 @@ EXAMPLES = {
     "choose the best head by held-out prompts":
         "sametoken train MODEL --data answers.jsonl --eval-data held-out.jsonl --output-dir head",
     "train on prepared data": "sametoken train MODEL --data prepared --output-dir head",
+    "look at the plan of a recipe": "sametoken train --config eagle3.yaml model.model_name_or_path=MODEL --dry-run",
 }  # fmt: skip
 
 
-def command(model: str | None, values: Values) -> int:
+def command(model: str | None, values: Chosen) -> int:
     """Train a Medusa or EAGLE head, or a draft model, for a target. The target is not changed.
 
     The best head is in the directory `head` or `draft` of --output-dir, which also has checkpoints, log and curves.
@@ -64,10 +81,28 @@ def command(model: str | None, values: Values) -> int:
     target = model or values["model"] or embedded.NAME
     settings = _settings({**values, "do_eval": _word("do_eval", values["do_eval"])})
     run = settings[RunSettings]
+    if values["dry_run"]:
+        _show_plan(target, settings, values)
+        return 0
     if run.num_gpu > 1 and not _launched():
         return _start(target, values, run)
     _use_threads(run)
     return _train(target, settings, values["json"])
+
+
+def complete(words: list[str] | None, values: Chosen) -> tuple[str | None, Chosen]:
+    """Model and options, completed by a recipe."""
+    return settled(words, values, OPTIONS)
+
+
+def _show_plan(target: str, settings: dict[type, Any], values: Chosen) -> None:
+    from sametoken.train.session import planned
+
+    head, loss, run, keep, data = (settings[group] for group in GROUPS)
+    plan = planned(target, TrainingSettings(head, loss, run, keep), data)
+    for line in plan.notes:
+        _tell(line)
+    show_plan(target, plan, values)
 
 
 def _settings(values: Values) -> dict[type, Any]:
@@ -187,7 +222,7 @@ def _spelled(values: Values) -> Iterator[str]:
     """Words of a command line for the options, without the model."""
     for option in OPTIONS:
         value = values[option.name]
-        if option.name == "model" or value == option.default:
+        if option.name in ("model", "config") or value == option.default:
             continue
         if option.kind is bool:
             yield f"--{'' if value else 'no-'}{option.name.replace('_', '-')}"

@@ -6,27 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from sametoken.dialects.rules import Group, Translation, apply, empty_group, translate
 from sametoken.dialects.trtllm import COMMON, KNOWN_TYPES, OWN, SPECULATIVE, TOP, named
+from sametoken.dialects.yaml_mapping import parse_mapping
 from sametoken.errors import ConfigError
 
 DRAFTS = "speculative_config"
 TABLE = {**TOP, DRAFTS: Group(COMMON)}
-
-
-class _Once(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML loader that refuses a key that occurs twice; `yaml.SafeLoader` would use the last value."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                line = key.start_mark.line + 1
-                raise ConfigError(f"the key {key.value!r} occurs twice, again in line {line}; remove one")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def read_file(path: str) -> tuple[Translation, Translation]:
@@ -45,16 +31,7 @@ def read_file(path: str) -> tuple[Translation, Translation]:
 
 def translate_text(text: str, name: str) -> tuple[Translation, Translation]:
     """Translate the text of a file, as `read_file` does; `name` is the file's name for messages."""
-    try:
-        stated = yaml.load(text, _Once)
-    except ConfigError as error:
-        raise error.about(name) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
-        raise ConfigError(f"{name} is not YAML: {error}") from error
-    if stated is None:
-        stated = {}
-    if not isinstance(stated, Mapping):
-        raise ConfigError(f"{name} is a {type(stated).__name__}, expected keys with values, as in max_batch_size: 1")
+    stated = parse_mapping(text, name, "max_batch_size: 1")
     _check_indentation(stated, name)
     rest = {key: value for key, value in stated.items() if key != DRAFTS}
     if any(key not in TABLE for key in rest):

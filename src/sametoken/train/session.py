@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 
@@ -28,6 +30,7 @@ from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, SAMPLES, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
+from sametoken.train.schedule import rows_of, steps_of_run
 from sametoken.train.settings import LONGEST, DataSettings, TrainingSettings
 from sametoken.train.targets import BatchSource, check_data, from_disk, one_by_one, read_outer, run
 from sametoken.train.trainer import Evaluator, Outcome, RunInputs, Trainer
@@ -68,6 +71,40 @@ def train(
             for line in lines:
                 say(line)
             return Trainer(plan, inputs, parallel, evaluator, say, Stop() if stop is None else stop).run()
+
+
+class Plan(NamedTuple):
+    """Settings and amount of a run that was not started.
+
+    Attributes:
+        groups: settings of all groups, completed by the defaults for the data.
+        samples, tokens, steps: numbers of samples, of their tokens, and of steps of the optimiser.
+        notes: messages about the defaults.
+    """
+
+    groups: tuple[Settings, ...]
+    samples: int
+    tokens: int
+    steps: int
+    notes: list[str]
+
+
+def planned(target: str, plan: TrainingSettings, data: DataSettings) -> Plan:
+    """Settings and amount of a run; conversations are prepared in a temporary directory.
+
+    Raises:
+        SametokenError: a setting, the data or the target is invalid.
+    """
+    _check(plan)
+    directory = target_directory(target)
+    with TemporaryDirectory() as place:
+        elsewhere = plan._replace(keep=plan.keep.model_copy(update={"output_dir": place}))
+        lengths = _samples(target, directory, elsewhere, data, Parallel("cpu")).lengths()
+    processes = plan.run.num_gpu
+    width = ModelConfig.from_hf(read_config(directory)).hidden_size
+    plan, notes = filled(plan, Facts(lengths, width, processes))
+    steps = steps_of_run(plan.run, len(rows_of(lengths, plan.run, 0)), processes)
+    return Plan((*plan, data), len(lengths), sum(lengths), steps, notes)
 
 
 def _alike(plan: TrainingSettings, data: DataSettings) -> dict[str, str]:

@@ -15,7 +15,8 @@ class EagleOptions(HeadOptions):
     eagle_num_layers: Annotated[int, Field(ge=1, le=128)] = 1
     """number of blocks of an EAGLE head."""
     eagle_config: str | None = None
-    """JSON file with the architecture of the head in the names of config.json; its keys win over options."""
+    """JSON file, or JSON object, with the architecture of the head in the names of config.json; its keys win over
+    options."""
     draft_window: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     """number of tokens that an EAGLE head attends to; without it: all."""
 
