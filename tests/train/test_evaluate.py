@@ -21,6 +21,7 @@ from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch
 from sametoken.learning.target import OuterLayers
 from sametoken.learning.unroll import unroll
+from sametoken.prompts.suites import MT_BENCH, SPEED_BENCH, TASKS
 from sametoken.speculation.params import SamplingParams
 from sametoken.train.evaluate import Asked, evaluate, evaluator_of, open_llm, read_questions
 from sametoken.train.targets import read_outer
@@ -218,3 +219,85 @@ def test_what_is_trained_is_what_is_served(pair, data, heads, mode):
         assert forwards == completion.speculation.target_forwards
         took += forwards
     assert took < sum(len(each.token_ids) for each in completions)  # something was accepted
+
+
+SUITES = {
+    "mt-bench": [{"question_id": n, "category": c, "turns": [f"say {n}", "more"]} for n in range(10) for c in MT_BENCH],
+    "humaneval": [{"task_id": f"H/{n}", "prompt": f"say {n}", "entry_point": "f"} for n in range(164)],
+    "gsm8k": [{"question": f"say {n}", "answer": "1"} for n in range(1319)],
+    "spec-bench": [{"question_id": n, "category": c, "turns": ["say 1"]} for c in TASKS for n in range(80)]
+    + [{"question_id": n, "category": c, "turns": ["say 1", "2"]} for c in MT_BENCH for n in range(10)],
+    "speed-bench": [
+        {"question_id": str(n), "category": c, "sub_category": "x", "turns": ["say 1"], "multiturn": False}
+        for c in SPEED_BENCH for n in range(80)
+    ],
+}  # fmt: skip
+
+
+def write_suite(file: Path, name: str) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in SUITES[name]))
+    return file
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_gives_its_categories_by_place_and_its_definition(pair, heads, run, tmp_path, name):
+    file = write_suite(tmp_path / "suite.jsonl", name)
+    common = ["evaluate", heads["eagle3"], "--target", pair.target, "--osl", "8", "--steps", "3", "--threads", "1"]
+    names = {"humaneval": ["humaneval"], "gsm8k": ["gsm8k"], "mt-bench": MT_BENCH, "speed-bench": SPEED_BENCH}
+    expected = names.get(name, [*TASKS, "multi-turn"])
+    said = run(*common, "--num-samples", str(len(expected)), "--json", "--suite", name, str(file))
+    assert said.code == 0, said.err
+    found = json.loads(said.out)
+    assert sorted(found["categories"]) == sorted(expected)
+    turns = 2 if name == "mt-bench" else 1
+    assert {each["prompts"] for key, each in found["categories"].items() if key != "multi-turn"} == {turns}
+    for each in (found, *found["categories"].values()):
+        assert each["acceptance_length"] == each["tokens"] / each["forwards"]
+        product = 1.0
+        for joint, given in zip(each["joint"], each["by_position"], strict=True):
+            product *= given  # drafts near the end of an answer are shorter, so places are tried less often
+            assert joint <= product + 1e-9
+        assert sum(each["joint"]) == pytest.approx(each["accepted"] / max(each["drafts"], 1))
+    assert found["definition"].startswith(f"{name}: {len(SUITES[name])} prompts as user turns")
+    assert f"only {len(expected)} prompts" in found["definition"]
+    assert "answers of at most 8 tokens" in found["definition"]
+    assert "forwards of the target" in found["definition"]
+
+
+def test_a_table_shows_the_figures_of_all_categories(pair, heads, run, tmp_path):
+    file = write_suite(tmp_path / "suite.jsonl", "mt-bench")
+    common = ["evaluate", heads["eagle3"], "--target", pair.target, "--osl", "4", "--steps", "2", "--threads", "1"]
+    said = run(*common, "--num-samples", "8", "--suite", "mt-bench", "--data", str(file))
+    assert said.code == 0, said.err
+    lines = said.out.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[-10:-1]] == [*sorted(MT_BENCH), "all"]
+    assert "Other evaluators differ" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("mt-bench", "gsm8k", "expected question_id, category, turns as in the file of mt-bench"),
+        ("mt-bench", "spec-bench", "category 'translation', expected one of mt-bench"),
+        ("mt-bench", "speed-bench", "without sub_category"),
+        ("spec-bench", "mt-bench", "80 prompts, expected the 480 of spec-bench"),
+        ("speed-bench", "mt-bench", "expected question_id, category, turns, sub_category"),
+        ("humaneval", "gsm8k", "expected task_id, prompt, entry_point"),
+    ],
+)
+def test_a_file_of_another_benchmark_is_refused(pair, heads, run, tmp_path, name, other, message):
+    file = write_suite(tmp_path / "suite.jsonl", other)
+    said = run("evaluate", heads["eagle3"], "--target", pair.target, "--suite", name, str(file))
+    assert (said.code, len(said.err.strip().splitlines())) == (2, 1)
+    assert message in said.err
+
+
+def test_suites_without_a_file_or_with_placeholders_are_refused(pair, heads, run, tmp_path):
+    common = ["evaluate", heads["eagle3"], "--target", pair.target]
+    assert "expected --suite mt-bench FILE" in run(*common, "--suite", "mt-bench").err
+    assert "expected one of mt-bench, humaneval" in run(*common, "--suite", "mtbench", "f").err
+    assert "leave one of them out" in run(*common, "--suite", "mt-bench", "f", "--data", "g").err
+    assert "expected JSON lines" in run(*common, "--suite", "speed-bench", "test.parquet").err
+    rows = [{**row, "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM X"]} for row in SUITES["speed-bench"]]
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "are placeholders" in run(*common, "--suite", "speed-bench", str(tmp_path / "s.jsonl")).err

@@ -6,12 +6,13 @@ The acceptance length is the number of tokens per forward of the target, bonus t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
@@ -22,6 +23,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.files import parse_items
 from sametoken.prompts.sources import Conversation, Source
+from sametoken.prompts.suites import Suite
 
 CATEGORY = "category"  # key of a conversation by which results are grouped
 
@@ -68,8 +70,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """Results of an evaluation.
+class Figures:
+    """Counts of some prompts, and what they give.
 
     Attributes:
         prompts: number of prompts; each turn of a conversation is one.
@@ -78,8 +80,7 @@ class Evaluation:
         drafts: number of forwards with a draft.
         accepted: number of accepted draft tokens.
         by_position: acceptance rate of each draft position, given that all earlier positions were accepted.
-        by_category: acceptance length of each category.
-        left_out: number of later turns that did not fit into the context.
+        joint: share of the drafts in which a position and all earlier ones were accepted, by position.
     """
 
     prompts: int
@@ -88,8 +89,19 @@ class Evaluation:
     drafts: int
     accepted: int
     by_position: list[float]
-    by_category: dict[str, float]
-    left_out: int
+    joint: list[float]
+
+    @classmethod
+    def of(cls, stats: Sequence[SpeculationStats]) -> Figures:
+        """Figures of the statistics of several prompts."""
+        total = SpeculationStats.total(stats)
+        # If n tokens of a draft were accepted, these were its first n.
+        accepted = [sum(total.accepted_lengths[place + 1 :]) for place in range(len(total.tried))]
+        return cls(
+            len(stats), total.emitted, total.target_forwards, total.drafts, total.accepted,
+            [right / max(tried, 1) for right, tried in zip(accepted, total.tried, strict=True)],
+            [right / max(total.drafts, 1) for right in accepted],
+        )  # fmt: skip
 
     @property
     def acceptance_length(self) -> float:
@@ -99,6 +111,33 @@ class Evaluation:
     def tokens_per_draft(self) -> float:
         """vLLM's acceptance length 1 + accepted / drafts, without the forwards that read prompts."""
         return 1 + self.accepted / max(self.drafts, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON object of all figures."""
+        lengths = {"acceptance_length": self.acceptance_length, "tokens_per_draft": self.tokens_per_draft}
+        return lengths | asdict(self)
+
+
+@dataclass(frozen=True)
+class Evaluation(Figures):
+    """Results of an evaluation.
+
+    Attributes:
+        left_out: number of later turns that did not fit into the context.
+        categories: figures of each category.
+    """
+
+    left_out: int
+    categories: dict[str, Figures]
+
+    @property
+    def by_category(self) -> dict[str, float]:
+        """Acceptance length of each category."""
+        return {name: figures.acceptance_length for name, figures in self.categories.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        categories = {name: figures.to_json() for name, figures in self.categories.items()}
+        return super().to_json() | {"by_category": self.by_category, "categories": categories}
 
 
 def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[Question]:
@@ -111,12 +150,29 @@ def read_questions(file: str | Path, llm: LLM, count: int, tokens: int) -> list[
         DataError: the file is unreadable, or none of its conversations has a prompt that fits.
         RequestError: a line has no known format.
     """
-    return _questions(file, llm.tokenizer, llm.max_seq_len, count, tokens)
+    return _questions(read_rows(file), file, (llm.tokenizer, llm.max_seq_len), count, tokens)
 
 
-def _questions(file: str | Path, tokenizer: Tokenizer, context: int, count: int, tokens: int) -> list[Question]:
+def read_suite(suite: Suite, file: str, llm: LLM, count: int, tokens: int) -> list[Question]:
+    """Read the prompts of a benchmark's file: so many, evenly from its categories, without those that are too long.
+
+    Raises:
+        DataError: the file is unreadable or not the benchmark's, or none of its prompts fits.
+    """
+    if user_path(file).suffix == ".parquet":
+        raise DataError(f"{file}: Parquet, expected JSON lines; write them with pandas: read_parquet and to_json")
+    entries = suite.entries(((row.where, row.entry) for row in read_rows(file)), count, file)
+    rows = (DataRow(where, number, entry) for number, (where, entry) in enumerate(entries, 1))
+    return _questions(rows, file, (llm.tokenizer, llm.max_seq_len), count, tokens)
+
+
+def _questions(
+    rows: Iterable[DataRow], file: str | Path, fits: tuple[Tokenizer, int], count: int, tokens: int
+) -> list[Question]:
+    """Prompts of the first rows that fit into a model: its tokenizer, and its context in tokens."""
     found: list[Question] = []
-    for row in read_rows(file):
+    tokenizer, context = fits
+    for row in rows:
         question = _question(row, tokenizer)
         if question is not None and len(question.ids) + tokens <= context:
             found.append(question)
@@ -177,20 +233,23 @@ def evaluate(llm: LLM, questions: Sequence[Question], asked: Asked, *, progress:
         following = [question.next(done.text, llm.tokenizer) for question, done in answered if question.later]
         waiting = [each for each in following if len(each.ids) + asked.tokens <= llm.max_seq_len]
         left_out += sum(1 + len(each.later) for each in following) - sum(1 + len(each.later) for each in waiting)
-    total = SpeculationStats.total(every)
-    by_category = {
-        name: SpeculationStats.total(group).acceptance_length for name, group in sorted(groups.items()) if name
-    }
-    return Evaluation(
-        len(every), total.emitted, total.target_forwards, total.drafts, total.accepted, _by_position(total),
-        by_category, left_out,
-    )  # fmt: skip
+    figures = Figures.of(every)
+    total = {each.name: getattr(figures, each.name) for each in fields(Figures)}
+    categories = {name: Figures.of(group) for name, group in sorted(groups.items()) if name}
+    return Evaluation(**total, left_out=left_out, categories=categories)
 
 
-def _by_position(total: SpeculationStats) -> list[float]:
-    # If n tokens of a draft were accepted, these were its first n.
-    accepted = [sum(total.accepted_lengths[place + 1 :]) for place in range(len(total.tried))]
-    return [right / max(tried, 1) for right, tried in zip(accepted, total.tried, strict=True)]
+def definition(asked: Asked) -> str:
+    """Definition of the figures of an evaluation, in words."""
+    drawn = "greedy" if asked.temperature == 0 else f"temperature {asked.temperature:g}, seed {asked.seed}"
+    return (
+        "acceptance length = tokens of the answers / forwards of the target: the bonus token counts, and so does the "
+        "forward that reads the prompt (1.0 is plain decoding; sums over all prompts, not means of prompts). "
+        "1 + accepted / drafts leaves out forwards without a draft, as vLLM does. Joint at place k: share of the "
+        "drafts whose guesses 1 to k were all accepted; conditional: share of the guesses at place k that were "
+        f"accepted where those before were. Drafts of {asked.max_draft_len} tokens at every forward, {drawn}, answers "
+        f"of at most {asked.tokens} tokens. Other evaluators differ by up to 1.0 for the same head."
+    )
 
 
 def open_llm(target: str, draft: str, asked: Asked) -> LLM:
@@ -208,7 +267,8 @@ def evaluator_of(target: str, file: str, count: int, asked: Asked) -> Callable[[
     directory = target_directory(target)
     tokenizer = load_tokenizer(directory)
 
-    _questions(file, tokenizer, ModelConfig.from_hf(read_config(directory)).max_position, count, asked.tokens)
+    context = ModelConfig.from_hf(read_config(directory)).max_position
+    _questions(read_rows(file), file, (tokenizer, context), count, asked.tokens)
 
     def measure(head: Path) -> float:
         llm = open_llm(target, str(head), asked)
