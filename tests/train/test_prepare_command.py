@@ -52,6 +52,29 @@ def test_samples_alone_write_nothing(run: Any, pair: Pair, data: str, tmp_path: 
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
+@pytest.mark.parametrize(
+    ("option", "every"),
+    [
+        ("--no-answer-only-loss", True),
+        ("--no_answer_only_loss", True),
+        ("--answer-only-loss", False),
+        ("--json", False),
+    ],
+)
+def test_the_other_spelling_of_all_tokens(
+    run: Any, pair: Pair, data: str, tmp_path: Path, option: str, every: bool
+) -> None:
+    answer = prepare(run, pair, data, "--output", str(tmp_path / "out"), option)
+    assert answer.code == 0, answer.err
+    prepared = Prepared.open(tmp_path / "out")
+    assert prepared.manifest.origin.all_tokens == every
+    assert bool(prepared[0].mask.all()) == every
+    trained = run(
+        "train", pair.target, "--data", data, "--dry-run", "--json", *([option] if option != "--json" else [])
+    )
+    assert json.loads(trained.out)["settings"]["all_tokens"]["value"] == every
+
+
 def test_colours_are_the_mask() -> None:
     tokenizer = speaker(STOCK["chatml"], ends=("<|im_end|>",))
     masked = mask_conversation(tokenizer, turns("Hi", "fox", "And?", "the dog"))

@@ -22,6 +22,7 @@ from sametoken.errors import ConfigError
 from sametoken.learning.modes import MODES, TRAINED
 from sametoken.options.declaration import Count, Positive
 from sametoken.options.engine import EngineConfig
+from sametoken.options.training import ANSWER_ONLY
 from sametoken.parallel.place import place_of, started
 
 if TYPE_CHECKING:
@@ -96,7 +97,11 @@ OPTIONS = (
         f"number of tokens of a sample at most; without it: {MAX_LEN}, or the model's context.",
     ),
     Option("end_of_turn", bool, True, "the token that ends an answer counts as said by the assistant."),
-    Option("all_tokens", bool, False, "every token counts, not only what the assistant says."),
+    Option(
+        "all_tokens", bool, False,
+        "every token counts, not only what the assistant says; --no-answer-only-loss means the same.",
+        aliases=ANSWER_ONLY,
+    ),
     Option(
         "chat_template_kwargs",
         str,
@@ -118,7 +123,7 @@ OPTIONS = (
     Option("revision", str, None, "branch, tag or commit of MODEL on the Hub; without it: its main branch."),
     *(option for option in settings_options(EngineConfig) if option.name in RUN),
     THREADS,
-)
+)  # fmt: skip
 EXAMPLES = {
     "look at three samples": "sametoken prepare MODEL --data answers.jsonl --show 3",
     "write them": "sametoken prepare MODEL --data answers.jsonl --output prepared",

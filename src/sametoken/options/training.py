@@ -10,11 +10,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sametoken.options.declaration import Positive, Settings
+from sametoken.options.declaration import Positive, Settings, Shown
 from sametoken.options.engine import MOST_THREADS
 
 ROW = 512  # default number of tokens of a row
 LONGEST = 2048  # default number of tokens at which conversations are cut
+# Model Optimizer's option of the opposite meaning, for `all_tokens`.
+ANSWER_ONLY = ("--no-answer-only-loss/--answer-only-loss", "--no_answer_only_loss/--answer_only_loss")
 
 Schedule = Literal["cosine", "linear", "constant"]
 RoundedFormat = Literal["fp8", "int8", "int4", "nvfp4", "mxfp4"]  # of `sametoken quantize`, whose files are safetensors
@@ -176,7 +178,7 @@ class DataSettings(Settings):
     """for eagle3: number of tokens that the head can propose; without it: all of the target's."""
     fill_vocabulary: bool = False
     """fill the draft vocabulary up with tokens that do not occur in the data."""
-    all_tokens: bool = False
-    """train on every token, not only on the assistant's answers."""
+    all_tokens: Annotated[bool, Shown(spellings=ANSWER_ONLY)] = False
+    """train on every token, not only on the assistant's answers; --no-answer-only-loss means the same."""
     end_of_turn: bool = True
     """train on the token that ends an answer too."""
