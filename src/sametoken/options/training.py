@@ -173,7 +173,7 @@ class DataSettings(Settings):
     """
 
     data: str | None = None
-    """file of conversations, or a directory that `sametoken prepare` made."""
+    """file of conversations, or a directory that `sametoken prepare` made, or one of Model Optimizer's dumps (.pt)."""
     draft_vocab_size: Positive | None = None
     """for eagle3: number of tokens that the head can propose; without it: all of the target's."""
     fill_vocabulary: bool = False

@@ -26,13 +26,15 @@ from sametoken.learning.objective import Objective, Start
 from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
 from sametoken.options.declaration import Settings
-from sametoken.train.dataset.preparation import data_digest, prepare
+from sametoken.train.dataset.dumps import DumpedStates, has_dumps
+from sametoken.train.dataset.extraction import parse_taps
+from sametoken.train.dataset.preparation import data_digest, prepare, prepare_rows
 from sametoken.train.dataset.prepared import MANIFEST, SAMPLES, Origin, Prepared
 from sametoken.train.defaults import Facts, filled
 from sametoken.train.parallel import Parallel
 from sametoken.train.schedule import rows_of, steps_of_run
 from sametoken.train.settings import LONGEST, DataSettings, TrainingSettings
-from sametoken.train.targets import BatchSource, check_data, from_disk, one_by_one, read_outer, run
+from sametoken.train.targets import BatchSource, check_data, from_disk, one_by_one, read_norm, read_outer, run
 from sametoken.train.trainer import Evaluator, Outcome, RunInputs, Trainer
 
 OF_A_HOST = ("output_dir", "data", "device", "threads", "num_gpu", "draft_config")  # may differ between processes
@@ -128,25 +130,47 @@ def _samples(target: str, directory: Path, plan: TrainingSettings, data: DataSet
             )
         return Prepared.open(data.data)
     place = user_path(plan.keep.output_dir) / PREPARED
+    dumps = _dumps(directory, plan, data)
     if parallel.main:
-        _prepare(target, directory, plan, data, place)
+        _prepare(target, directory, plan, data, place, dumps)
     parallel.agreed(None)
     if parallel.first_here and not (place / MANIFEST).exists():  # another host, with its own disk
-        _prepare(target, directory, plan, data, place)
+        _prepare(target, directory, plan, data, place, dumps)
     parallel.most(0)
-    return Prepared.open(place)
+    samples = Prepared.open(place)
+    if dumps is not None:
+        samples.hidden_states = dumps.over([samples[number].id for number in range(len(samples))], samples.lengths())
+    return samples
 
 
-def _prepare(target: str, directory: Path, plan: TrainingSettings, data: DataSettings, place: Path) -> None:
+def _dumps(directory: Path, plan: TrainingSettings, data: DataSettings) -> DumpedStates | None:
+    """Hidden states that Model Optimizer wrote, if the data are a directory of them."""
+    place = user_path(str(data.data))
+    if not has_dumps(place):
+        return None
+    if not data.end_of_turn:
+        raise ConfigError(f"--no-end-of-turn has no use: {place} has loss masks; leave it out")
+    config = ModelConfig.from_hf(read_config(directory))
+    named, count = getattr(plan.head, "taps", None), config.num_layers
+    taps = plan.head.training.taps(count) if named is None else parse_taps(named, count)
+    return DumpedStates(place, taps, read_norm(directory, getattr(torch, config.dtype)))
+
+
+def _prepare(
+    target: str, directory: Path, plan: TrainingSettings, data: DataSettings, place: Path, dumps: DumpedStates | None
+) -> None:
     config, tokenizer = ModelConfig.from_hf(read_config(directory)), load_tokenizer(directory)
     files = [str(data.data)]
     origin = Origin(
         target=target, target_digest=model_digest(directory), tokenizer_digest=tokenizer.digest(),
-        data_sha256=data_digest(files), vocab_size=config.vocab_size,
+        data_sha256=data_digest(files) if dumps is None else dumps.digest(), vocab_size=config.vocab_size,
         max_len=min(plan.run.training_seq_len or LONGEST, config.max_position), end_of_turn=data.end_of_turn,
         all_tokens=data.all_tokens, draft_vocab_size=data.draft_vocab_size, fill_vocabulary=data.fill_vocabulary,
     )  # fmt: skip
-    prepare(files, place, tokenizer, origin)
+    if dumps is None:
+        prepare(files, place, tokenizer, origin)
+    else:
+        prepare_rows(dumps.rows(data.all_tokens), place, tokenizer, origin, lambda: None, files[0])
 
 
 def _inputs(target: str, directory: Path, plan: TrainingSettings, samples: Prepared, parallel: Parallel) -> RunInputs:

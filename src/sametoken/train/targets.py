@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.model.layers import RMSNorm
 from sametoken.model.linear import Embedding, Linear
 from sametoken.train.dataset.extraction import FeatureReader, features
-from sametoken.train.dataset.hidden_states import HiddenSpec
+from sametoken.train.dataset.hidden_states import StoredStates
 from sametoken.train.dataset.prepared import Prepared
 
 Source = Callable[[int, Tensor], Features]  # features of a sample by its number and its tokens [S]
@@ -40,12 +39,6 @@ def one_by_one(source: Source) -> BatchSource:
         return Features(*(torch.cat(each) for each in zip(*found, strict=True)))
 
     return read
-
-
-class _Stored(Protocol):
-    @property
-    def spec(self) -> HiddenSpec: ...
-    def __getitem__(self, sample: int) -> Features: ...
 
 
 def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
@@ -67,10 +60,10 @@ def check_data(directory: Path, taps: tuple[int, ...], data: Prepared) -> None:
             f"the data with --max-len {limit}"
         )
     stored = data.hidden_states
-    if taps and stored is not None and stored.spec.taps != taps:
+    if taps and stored is not None and stored.taps != taps:
         raise DataError(
-            f"{data.directory}: found hidden states of blocks {stored.spec.taps}, expected {taps}; extract them with "
-            f"--taps {','.join(map(str, taps))}, or train with --taps {','.join(map(str, stored.spec.taps))}"
+            f"{data.directory}: found hidden states of blocks {stored.taps}, expected {taps}; extract them with "
+            f"--taps {','.join(map(str, taps))}, or train with --taps {','.join(map(str, stored.taps))}"
         )
 
 
@@ -84,7 +77,7 @@ def run(directory: Path, taps: tuple[int, ...], longest: int, dtype: torch.dtype
     return read
 
 
-def from_disk(stored: _Stored, dtype: torch.dtype, device: torch.device) -> Source:
+def from_disk(stored: StoredStates, dtype: torch.dtype, device: torch.device) -> Source:
     """Source of stored hidden states."""
 
     def read(sample: int, tokens: Tensor) -> Features:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -95,6 +95,17 @@ def decode(stored: dict[str, Tensor]) -> Tensor:
     return (stored["states"].float() * stored["scales"].unsqueeze(-1)).to(torch.bfloat16)
 
 
+class StoredStates(Protocol):
+    """Hidden states of samples on disk."""
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """0-based blocks whose outputs are stored, in addition to the last state."""
+
+    def __getitem__(self, sample: int) -> Features:
+        """Read a sample. Raises DataError if its file is missing or damaged."""
+
+
 class HiddenStates:
     """Stored hidden states, read sample by sample; the digest of a shard is checked at its first use.
 
@@ -120,6 +131,11 @@ class HiddenStates:
         if not (directory / MANIFEST).exists():
             return None
         return HiddenStates(directory, read_spec(directory / MANIFEST), lengths)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """0-based blocks whose outputs are stored, in addition to the last state."""
+        return self.spec.taps
 
     def __getitem__(self, sample: int) -> Features:
         """Read a sample. Raises DataError if its shard is missing or damaged."""

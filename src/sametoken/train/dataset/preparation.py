@@ -109,11 +109,22 @@ def prepare(
         DataError: a row is no conversation, none of its tokens counts, the directory has another origin, or the disk
             is full.
     """
+    rows = tokenise(
+        files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template
+    )
+    return prepare_rows(rows, directory, tokenizer, origin, progress, ", ".join(map(str, files)))
+
+
+def prepare_rows(
+    rows: Iterable[Tokenised], directory: str | Path, tokenizer: Tokenizer, origin: Origin,
+    progress: Callable[[], None], source: str,
+) -> Prepared:  # fmt: skip
+    """Write samples as `prepare` does, from rows that are tokenised; `source` is their name in messages."""
     path = user_path(directory)
     if (path / MANIFEST).exists():
         check_origin(path, origin)
         return Prepared.open(path)
-    gathered = _gather(files, tokenizer, origin, progress)
+    gathered = _gather(rows, origin, progress, source)
     tensors = gathered.tensors()
     counted = count_tokens(tensors["tokens"], tensors["mask"], origin.vocab_size)
     coverage, vocabulary = None, None
@@ -180,13 +191,8 @@ class _Gathered:
         }
 
 
-def _gather(
-    files: Sequence[str | Path], tokenizer: Tokenizer, origin: Origin, progress: Callable[[], None]
-) -> _Gathered:
+def _gather(rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], None], source: str) -> _Gathered:
     gathered = _Gathered()
-    rows = tokenise(
-        files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template
-    )
     for name, masked in rows:
         if (largest := max(masked.tokens)) >= origin.vocab_size:
             raise DataError(
@@ -197,5 +203,5 @@ def _gather(
         progress()
     if not gathered.ids:
         what = f"of all {gathered.dropped} nothing counts in the first {origin.max_len} tokens; raise --max-len"
-        raise DataError(f"{', '.join(map(str, files))}: no samples: {what if gathered.dropped else 'no conversations'}")
+        raise DataError(f"{source}: no samples: {what if gathered.dropped else 'no conversations'}")
     return gathered

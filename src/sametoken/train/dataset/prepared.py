@@ -21,7 +21,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.errors import DataError
 from sametoken.files import PREPARE_AGAIN, Stamp, dataclass_of, read_object, read_tensors
 from sametoken.learning.target import Features
-from sametoken.train.dataset.hidden_states import DIRECTORY, HiddenStates
+from sametoken.train.dataset.hidden_states import DIRECTORY, HiddenStates, StoredStates
 from sametoken.train.dataset.hidden_states import MANIFEST as HIDDEN_MANIFEST
 from sametoken.train.dataset.vocabulary import DraftVocabulary
 
@@ -142,9 +142,10 @@ class Prepared:
         self.draft_vocabulary: DraftVocabulary | None = None
         if VOCABULARY in manifest.files:
             self.draft_vocabulary = DraftVocabulary(**read_tensors(directory / VOCABULARY, manifest.files[VOCABULARY]))
-        self.hidden_states = HiddenStates.open(directory / DIRECTORY, self.lengths())
-        if self.hidden_states is not None:
-            spec = self.hidden_states.spec
+        stored_states = HiddenStates.open(directory / DIRECTORY, self.lengths())
+        self.hidden_states: StoredStates | None = stored_states
+        if stored_states is not None:
+            spec = stored_states.spec
             manifest = replace(manifest, taps=spec.taps, hidden_dtype=spec.dtype)
             if spec.samples_sha256 != manifest.files[SAMPLES].sha256:
                 raise DataError(
