@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sametoken.checkpoint.paths import user_path
+from sametoken.data.specification import SUFFIXES, mixed, read_specification
 from sametoken.errors import DataError
 
 CONVERSATION_KEYS = ("conversations", "messages")
@@ -67,13 +68,18 @@ def read_records(file: str | Path) -> Iterator[Record]:
 
 
 def read_rows(file: str | Path) -> Iterator[DataRow]:
-    """Yield the objects of a JSON Lines file or a JSON array, without `{"finished": true}`.
+    """Yield the objects of a JSON Lines file or a JSON array, without `{"finished": true}`; or of a specification.
 
     Raises:
         DataError: the file cannot be read, is not UTF-8, or a line is no JSON object.
     """
     path = user_path(file)
     try:
+        if path.suffix in SUFFIXES:
+            entries = mixed(read_specification(path), lambda part: (row.entry for row in read_rows(part)))
+            for number, entry in enumerate(entries, 1):
+                yield DataRow(f"{path}, conversation {number} ({entry['source']})", number, entry)
+            return
         with path.open("rb") as stream:
             head = stream.read(4096).removeprefix(BOM).lstrip()
             stream.seek(0)
@@ -111,6 +117,13 @@ def _object(entry: object, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise DataError(f"{where}: got {str(entry)[:SHOWN]}, expected an object with conversations or messages")
     return entry
+
+
+def files_of(file: str | Path) -> list[Path]:
+    """The file, and the files that it takes conversations from if it is a specification."""
+    path = user_path(file)
+    parts = read_specification(path) if path.suffix in SUFFIXES and path.is_file() else []
+    return [path, *(split.file for mix in parts for split in mix.splits)]
 
 
 def row_id(row: DataRow) -> str:

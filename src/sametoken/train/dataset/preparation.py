@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, DataRow, parse_record, read_rows, row_id
+from sametoken.data.conversations import CONVERSATION_KEYS, DataRow, files_of, parse_record, read_rows, row_id
 from sametoken.errors import DataError, RequestError
 from sametoken.files import make_directory, stamp, write_json, write_tensors
 from sametoken.train.dataset.masks import Masked, Rules, mask_conversation, mask_text
@@ -151,7 +151,7 @@ def data_digest(files: Sequence[str | Path]) -> str:
     Raises:
         DataError: a file cannot be read.
     """
-    paths = [user_path(file) for file in files]
+    paths = [each for file in files for each in files_of(file)]
     try:
         return stamp(*paths).sha256
     except OSError as error:
