@@ -22,6 +22,50 @@ TAPS = "0,1,2"
 ANSWERS = ("one two three", "three two one", "abc abc abc", "hello hello")
 
 
+# The keys that Model Optimizer 0.47 has in its own recipe for EAGLE-3, with values for a tiny run.
+MODELOPT_RECIPE = """
+metadata: {recipe_type: speculative_eagle, description: a test}
+model: {model_name_or_path: , trust_remote_code: false, use_fake_base_for_offline: false}
+data: {mode: , data_path: absent.jsonl, offline_data_path: , draft_vocab_cache: , vlm_img_dir: , vlm_processor: }
+training:
+  output_dir:
+  num_train_epochs: 1
+  per_device_train_batch_size: 2
+  learning_rate: 1e-3
+  warmup_steps: 1
+  training_seq_len: 128
+  logging_steps: 7
+  save_steps: 50
+  cp_size: 1
+  disable_tqdm: false
+  estimate_ar: false
+  ar_validate_steps: -1
+  answer_only_loss: false
+  do_eval: false
+  lr_scheduler_type: linear
+  save_strategy: steps
+  weight_decay: 0.0
+  dataloader_drop_last: true
+  bf16: true
+  tf32: true
+  remove_unused_columns: false
+eagle:
+  eagle_decoder_type: llama
+  eagle_ttt_steps: 2
+  eagle_mix_hidden_states: false
+  eagle_use_torch_compile: true
+  eagle_self_logit_distillation: true
+  eagle_freeze_base_model: true
+  eagle_loss_decay_factor: 0.9
+  eagle_hidden_state_distillation: false
+  eagle_reuse_base_decoder: false
+  eagle_report_acc: true
+  eagle_enable_nvtx: false
+  eagle_export_rope_scaling: {rope_type: yarn, factor: 32.0, original_max_position_embeddings: 2048}
+  eagle_architecture_config: {}
+"""
+
+
 def write_conversations(file: Path, count: int = 24) -> Path:
     """Conversations of one turn, some longer than others."""
     with file.open("w") as stream:

@@ -7,52 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from training_checks import TAPS, write_conversations
+from training_checks import MODELOPT_RECIPE, TAPS, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-# The keys that Model Optimizer 0.47 has in its own recipe for EAGLE-3, with values for a tiny run.
-THEIRS = """
-metadata: {recipe_type: speculative_eagle, description: a test}
-model: {model_name_or_path: , trust_remote_code: false, use_fake_base_for_offline: false}
-data: {mode: , data_path: absent.jsonl, offline_data_path: , draft_vocab_cache: , vlm_img_dir: , vlm_processor: }
-training:
-  output_dir:
-  num_train_epochs: 1
-  per_device_train_batch_size: 2
-  learning_rate: 1e-3
-  warmup_steps: 1
-  training_seq_len: 128
-  logging_steps: 7
-  save_steps: 50
-  cp_size: 1
-  disable_tqdm: false
-  estimate_ar: false
-  ar_validate_steps: -1
-  answer_only_loss: false
-  do_eval: false
-  lr_scheduler_type: linear
-  save_strategy: steps
-  weight_decay: 0.0
-  dataloader_drop_last: true
-  bf16: true
-  tf32: true
-  remove_unused_columns: false
-eagle:
-  eagle_decoder_type: llama
-  eagle_ttt_steps: 2
-  eagle_mix_hidden_states: false
-  eagle_use_torch_compile: true
-  eagle_self_logit_distillation: true
-  eagle_freeze_base_model: true
-  eagle_loss_decay_factor: 0.9
-  eagle_hidden_state_distillation: false
-  eagle_reuse_base_decoder: false
-  eagle_report_acc: true
-  eagle_enable_nvtx: false
-  eagle_export_rope_scaling: {rope_type: yarn, factor: 32.0, original_max_position_embeddings: 2048}
-  eagle_architecture_config: {}
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +29,12 @@ def plan(run, *arguments: str) -> dict:
 
 
 def test_a_recipe_of_model_optimizer_is_read_as_it_is(pair, data, tmp_path, run):
-    given = ["--config", recipe(tmp_path, THEIRS), f"model.model_name_or_path={pair.target}", f"data.data_path={data}"]
+    given = [
+        "--config",
+        recipe(tmp_path, MODELOPT_RECIPE),
+        f"model.model_name_or_path={pair.target}",
+        f"data.data_path={data}",
+    ]
     made = plan(run, *given, "--logging-steps", "3")
     settings = {name: each["value"] for name, each in made["settings"].items()}
     expected = {
@@ -94,7 +56,7 @@ def test_a_recipe_of_model_optimizer_is_read_as_it_is(pair, data, tmp_path, run)
 
 
 def test_the_plan_is_the_run(pair, data, tmp_path, run):
-    given = ["--config", recipe(tmp_path, THEIRS), pair.target, f"data={data}", f"taps={TAPS}"]
+    given = ["--config", recipe(tmp_path, MODELOPT_RECIPE), pair.target, f"data={data}", f"taps={TAPS}"]
     given += ["eagle.eagle_architecture_config.intermediate_size=96", f"training.output_dir={tmp_path / 'out'}"]
     printed = run("train", *given, "--dry-run")
     assert printed.code == 0, printed.err

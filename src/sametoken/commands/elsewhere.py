@@ -15,7 +15,7 @@ from sametoken.errors import ConfigError
 # Keys are passed in the environment (OPENAI_API_KEY), because other users may read a script.
 LEFT_OUT = ("shard", "show", "json", "hidden_states", "api_key")
 PREPARE = tuple(each for each in prepare.OPTIONS if each.name not in LEFT_OUT)
-TRAIN = tuple(each for each in train.OPTIONS if each.name not in ("num_gpu", "config", "dry_run"))
+TRAIN = tuple(each for each in train.OPTIONS if each.name not in ("num_gpu", "config", "dry_run", "offline_data"))
 PROGRAM = "sametoken.cli"  # after `python -m`
 
 

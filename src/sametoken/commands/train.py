@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 WORDS = {"true": True, "false": False}
 LAST_STEP_S = 600  # seconds for the last step and its checkpoint, after which the launcher kills the processes
 PROMISE = "training ends after this step, with a checkpoint"
+BASE_MODEL = ("--base-model", "--base_model", "--model-name-or-path", "--model_name_or_path")  # Model Optimizer's
 WORKER = "LOCAL_RANK"  # variable that launchers of one process per GPU set
 
 
@@ -45,7 +46,11 @@ ARGUMENT = Argument(
 
 
 def _options() -> Iterator[Option]:
-    yield Option("model", str, None, "the same as MODEL.", "MODEL")
+    yield Option("model", str, None, "the same as MODEL.", "MODEL", aliases=BASE_MODEL)
+    yield Option(
+        "offline_data", str, None, "the same as --data, which it replaces: a directory with hidden states.", "DIR",
+        aliases=("--offline-data-path",),
+    )  # fmt: skip
     yield Option(
         "config", str, None,
         "recipe: a YAML file with names of options and values, or Model Optimizer's for EAGLE-3 or Medusa. Words "
@@ -92,6 +97,8 @@ def command(model: str | None, values: Chosen) -> int:
 
 def complete(words: list[str] | None, values: Chosen) -> tuple[str | None, Chosen]:
     """Model and options, completed by a recipe."""
+    if (offline := values["offline_data"]) is not None:
+        values = Chosen({**values, "data": offline, "offline_data": None}, (*values.given, "data"))
     return settled(words, values, OPTIONS)
 
 
