@@ -47,6 +47,7 @@ COMMAND_GROUPS = {
         "doctor": "Explain this machine, a model's memory, a head, or a running server's speculation.",
     },
     "Make a draft": {
+        "draft": "Make a head for a model in a given time, by the commands below.",
         "synthesize": "Let the target answer the conversations of a file.",
         "shard": "Cut a file of conversations into shards, or put shards together.",
         "prepare": "Turn conversations into training samples.",
@@ -66,7 +67,8 @@ COMMAND_GROUPS = {
     },
 }
 COMMANDS = {name: purpose for group in COMMAND_GROUPS.values() for name, purpose in group.items()}
-WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "prepare", "train", "evaluate", "quantize")
+WITH_TORCH = ("generate", "chat", "serve", "demo", "verify", "bench", "draft", "prepare", "train", "evaluate",
+              "quantize")  # fmt: skip
 NO_TORCH = re.compile("-h$|--help$|--engine")  # commands that compute nothing in this process
 # Other programs, whose whole command lines are accepted, each with the name of its options.
 DOORS = {"llama-server": "llama-server", "llama serve": "llama-server", "vllm serve": "vllm serve"}

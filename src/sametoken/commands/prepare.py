@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -96,6 +97,14 @@ OPTIONS = (
         None,
         f"number of tokens of a sample at most; without it: {MAX_LEN}, or the model's context.",
     ),
+    Option(
+        "exclude",
+        str,
+        None,
+        "file of held-out conversations; conversations with a user's turn that has 13 tokens in a row of one of its "
+        "users' turns are left out.",
+        "FILE",
+    ),
     Option("end_of_turn", bool, True, "the token that ends an answer counts as said by the assistant."),
     Option(
         "all_tokens", bool, False,
@@ -162,10 +171,12 @@ def command(model: str | None, values: Values) -> int:
     if not values["json"]:
         for line in summary(prepared):
             print(line)
-    states = _write_hidden_states(prepared, str(directory), engine, values) if values["hidden_states"] else None
+    states, seconds = None, 0.0
+    if values["hidden_states"]:
+        states, seconds = _write_hidden_states(prepared, str(directory), engine, values)
     if values["json"]:
         record = {"output": str(prepared.directory), **asdict(prepared.manifest.counts)}
-        print(json.dumps({**record, "hidden_states": states and states.strip()}))
+        print(json.dumps({**record, "hidden_states": states and states.strip(), "hidden_states_s": seconds}))
     elif states is not None:
         print(states)
     return 0
@@ -235,6 +246,7 @@ def _origin(
         template=template,
         draft_vocab_size=values["draft_vocab_size"],
         fill_vocabulary=values["fill_vocabulary"],
+        exclude_sha256=None if values["exclude"] is None else data_digest([values["exclude"]]),
     )
 
 
@@ -242,7 +254,7 @@ def _prepare(tokenizer: Tokenizer, origin: Origin, values: Values) -> Prepared:
     from sametoken.train.dataset.preparation import prepare
 
     with _bar("preparing", None) as step:
-        return prepare(values["data"], values["output"], tokenizer, origin, lambda: step(1))
+        return prepare(values["data"], values["output"], tokenizer, origin, lambda: step(1), values["exclude"])
 
 
 def summary(prepared: Prepared) -> Iterator[str]:
@@ -252,6 +264,8 @@ def summary(prepared: Prepared) -> Iterator[str]:
     yield f"{prepared.directory}: {counts.samples} samples of {counts.tokens} tokens for {origin.target}"
     yield f"  said by the assistant: {counts.masked} tokens ({share:.1f} %), {counts.distinct} different ones"
     yield f"  cut at {origin.max_len} tokens: {counts.truncated}, of which nothing was left to learn: {counts.dropped}"
+    if origin.exclude_sha256 is not None:
+        yield f"  left out, because they share text with held-out prompts: {counts.excluded} conversations"
     if counts.coverage is not None:
         yield f"  draft vocabulary: {origin.draft_vocab_size} tokens, {100 * counts.coverage:.2f} % of what is said"
     if counts.unserved:
@@ -266,22 +280,28 @@ def summary(prepared: Prepared) -> Iterator[str]:
         )
 
 
-def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> str:
-    """Write the missing hidden states of this process's part; return a summary of the directory."""
+def _write_hidden_states(
+    prepared: Prepared, directory: str, engine: EngineConfig, values: Values
+) -> tuple[str, float]:
+    """Write the missing hidden states of this process's part; return a summary of the directory, and the seconds
+    without loading.
+    """
     from sametoken.train.dataset.extraction import check_size, extract, parse_bytes, parse_part, spell
 
     budget = None if values["budget"] is None else parse_bytes(values["budget"])
     part = parse_part(values["shard"] or _rank())
     read, spec = _source(prepared, directory, engine, values)
-    size = check_size(prepared, spec, budget)
+    size, began = check_size(prepared, spec, budget), time.monotonic()
     with _bar("hidden states", prepared.manifest.counts.tokens // part[1]) as step:
         done = extract(prepared, read, spec, part, step)
+    seconds = time.monotonic() - began
     blocks = f"of blocks {', '.join(map(str, spec.taps))} and " if spec.taps else ""
-    return (
+    line = (
         f"  hidden states: {blocks}after the last norm, {spec.dtype}, {spell(size)} in all; "
         f"{done.written} of {done.own} shards written now, part {part[0]} of {part[1]}"
         + (f"; {done.missing} of other parts are missing yet" if done.missing else "")
     )
+    return line, seconds
 
 
 def _source(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> tuple[Reader, HiddenSpec]:

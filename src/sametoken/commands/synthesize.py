@@ -187,14 +187,14 @@ def _go_on(job: Assignment) -> int:
     left, kept = sum(1 for _ in job.tasks()), len(job.finished)
     if not left:
         if job.values["json"]:
-            print(json.dumps({"output": str(job.lines.path), "kept": kept, "written": 0, "failed": 0}))
+            print(json.dumps({"output": str(job.lines.path), "kept": kept, "written": 0, "failed": 0, "seconds": 0.0}))
             return 0
         print(f"{job.lines.path}: {kept} conversations, nothing left to answer")
         return 0
     job.failed.unlink(missing_ok=True)
-    done, stop = asyncio.run(_answer(job, left))
+    done, stop, seconds = asyncio.run(_answer(job, left))
     if job.values["json"]:
-        print(json.dumps({"output": str(job.lines.path), "kept": kept, **asdict(done)}))
+        print(json.dumps({"output": str(job.lines.path), "kept": kept, **asdict(done), "seconds": seconds}))
         return stop.exit_code or (1 if done.failed else 0)
     print(
         f"{job.lines.path}: {done.written} conversations written, {done.truncated} of them cut by length, "
@@ -207,7 +207,8 @@ def _go_on(job: Assignment) -> int:
     return stop.exit_code or (1 if done.failed else 0)
 
 
-async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
+async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop, float]:
+    """Answer what is left; return also the seconds without loading."""
     from sametoken.data.journal import start_over
     from sametoken.data.synthesize import Synthesis
 
@@ -237,7 +238,7 @@ async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop]:
                 except asyncio.CancelledError:
                     if not stop:
                         raise
-            return synthesis.summary, stop
+            return synthesis.summary, stop, time.monotonic() - began
 
 
 def _most_at_once(values: Values) -> int:

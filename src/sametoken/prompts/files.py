@@ -129,6 +129,18 @@ def _prompt(entry: dict[str, Any], where: str) -> PromptItem:
     return PromptItem(_category(entry, where), Conversation(messages))
 
 
+def _answered(entry: dict[str, Any], where: str) -> PromptItem:
+    """Conversation as `sametoken synthesize` writes it, without its last answer."""
+    turns = entry["conversations"]
+    if not isinstance(turns, list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in turns):
+        raise RequestError(f"{where}: conversations must be a list of objects with role and content")
+    while turns and turns[-1]["role"] == "assistant":
+        turns = turns[:-1]
+    if not turns:
+        raise RequestError(f"{where}: conversations has no turn of a user, expected at least one")
+    return PromptItem(_category(entry, where), Conversation(turns))
+
+
 def _category(entry: Mapping[str, Any], where: str) -> str:
     return nonempty_text(entry.get("category", "all"), f"{where}: category")
 
@@ -141,4 +153,5 @@ FORMS: Mapping[str, tuple[tuple[str, ...], Reader]] = {
     "gsm8k": (("question", "answer"), _gsm8k),
     "prompts": (("prompt",), _prompt),
     "conversations": (("messages",), _prompt),
+    "answered": (("conversations",), _answered),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, DataRow, files_of, parse_record, read_rows, row_id
+from sametoken.data.held_out import HeldOutRuns
 from sametoken.errors import DataError, RequestError
 from sametoken.files import make_directory, stamp, write_json, write_tensors
 from sametoken.train.dataset.masks import Masked, Rules, mask_conversation, mask_text
@@ -45,6 +47,7 @@ def tokenise(
     end_of_turn: bool = True,
     all_tokens: bool = False,
     template: Mapping[str, Any] | None = None,
+    leave_out: Callable[[DataRow], bool] = lambda row: False,
 ) -> Iterator[Tokenised]:
     """Tokenise the rows of files of conversations, in order; all tokens of a row with `text` and no messages count.
 
@@ -52,6 +55,7 @@ def tokenise(
         end_of_turn: true if the end token of an answer counts too.
         all_tokens: true if all tokens count, not only the assistant's.
         template: further variables of the chat template, besides messages and the row's tools.
+        leave_out: true for rows that are skipped.
 
     Raises:
         DataError: a file is unreadable, a row is no conversation, or none of its tokens counts; the message has file
@@ -59,6 +63,8 @@ def tokenise(
     """
     for file in files:
         for row in read_rows(file):
+            if leave_out(row):
+                continue
             try:
                 found = _tokenise(row, tokenizer, Rules(end_of_turn, template or {}), all_tokens)
             except RequestError as error:
@@ -95,6 +101,7 @@ def prepare(
     tokenizer: Tokenizer,
     origin: Origin,
     progress: Callable[[], None] = lambda: None,
+    exclude: str | Path | None = None,
 ) -> Prepared:
     """Write the samples of files of conversations; keep an existing directory with equal origin.
 
@@ -102,22 +109,39 @@ def prepare(
         files: files of conversations.
         directory: directory to create or to keep.
         tokenizer: tokenizer of the target.
-        origin: sources and settings, with `data_sha256` of `files` (see `data_digest`).
+        origin: sources and settings, with `data_sha256` of `files` (see `data_digest`), and `exclude_sha256` likewise.
         progress: called after every row.
+        exclude: file of held-out conversations; those that share text with its prompts (see `HeldOutRuns`) are left
+            out.
 
     Raises:
         DataError: a row is no conversation, none of its tokens counts, the directory has another origin, or the disk
             is full.
     """
+    overlap = _Overlap(None if exclude is None else HeldOutRuns(exclude, partial(tokenizer.encode, add_special_tokens=False)))
     rows = tokenise(
-        files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template
-    )
-    return prepare_rows(rows, directory, tokenizer, origin, progress, ", ".join(map(str, files)))
+        files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template,
+        leave_out=overlap,
+    )  # fmt: skip
+    return prepare_rows(rows, directory, tokenizer, origin, progress, ", ".join(map(str, files)), overlap)
+
+
+class _Overlap:
+    """Test of rows for text that they share with held-out prompts; `found` counts such rows."""
+
+    def __init__(self, held_out: HeldOutRuns | None) -> None:
+        self.held_out, self.found = held_out, 0
+
+    def __call__(self, row: DataRow) -> bool:
+        record = None if self.held_out is None else parse_record(row)
+        shared = self.held_out is not None and record is not None and self.held_out.shares(record.messages)
+        self.found += shared
+        return shared
 
 
 def prepare_rows(
     rows: Iterable[Tokenised], directory: str | Path, tokenizer: Tokenizer, origin: Origin,
-    progress: Callable[[], None], source: str,
+    progress: Callable[[], None], source: str, overlap: _Overlap | None = None,
 ) -> Prepared:  # fmt: skip
     """Write samples as `prepare` does, from rows that are tokenised; `source` is their name in messages."""
     path = user_path(directory)
@@ -138,7 +162,7 @@ def prepare_rows(
         stamps[VOCABULARY] = write_tensors(path / VOCABULARY, vocabulary._asdict())
     counts = Counts(
         len(gathered.ids), len(gathered.tokens), int(counted.sum()), gathered.truncated, gathered.dropped,
-        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage,
+        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage, 0 if overlap is None else overlap.found,
     )  # fmt: skip
     write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
     check_origin(path, origin)  # other processes may prepare it at the same time, with equal options only

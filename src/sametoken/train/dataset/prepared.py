@@ -58,6 +58,7 @@ class Origin:
         template: further variables of the chat template.
         draft_vocab_size: size of the draft vocabulary, None for none.
         fill_vocabulary: true if it was filled up with tokens that do not occur.
+        exclude_sha256: digest of the file of held-out prompts, None for none.
     """
 
     target: str
@@ -71,6 +72,7 @@ class Origin:
     template: Mapping[str, Any] = field(default_factory=dict)
     draft_vocab_size: int | None = None
     fill_vocabulary: bool = False
+    exclude_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Counts:
         unended: samples with an answer without end token, see `masks.Masked.ended`.
         distinct: number of distinct token ids that count.
         coverage: share of the masked tokens in the draft vocabulary, None without one.
+        excluded: number of conversations that were left out, because they share text with held-out prompts.
     """
 
     samples: int
@@ -97,6 +100,7 @@ class Counts:
     unended: int
     distinct: int
     coverage: float | None = None
+    excluded: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,217 @@
+"""Course of `sametoken draft`: measurement, plan, the stages in turn with their progress, and the choice of the head."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from typing import Any
+
+from sametoken.checkpoint.hub import read_config
+from sametoken.checkpoint.places import target_directory
+from sametoken.commands.draft_card import controller, write_card
+from sametoken.commands.draft_stages import (
+    FORMATS,
+    TRAINED,
+    DraftJob,
+    Stage,
+    check,
+    judgements,
+    left_out,
+    measurements,
+    stages,
+    written,
+)
+from sametoken.commands.draft_state import DraftState
+from sametoken.data.held_out import divide, sort_lines
+from sametoken.errors import SametokenError
+from sametoken.files import new_directory
+from sametoken.model.config import ModelConfig
+from sametoken.train.budget import DraftPlan, Limits, Rates, epochs_left, plan, spell_time
+from sametoken.train.dataset.extraction import parse_taps
+
+EVERY_S = 60  # seconds between two lines of progress
+MOST_HELD_OUT = 80
+
+
+def tell(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class DraftRun:
+    """A run, from the first stage that is not finished.
+
+    Args:
+        state: state of the directory `job.out`.
+        budget_s: seconds for everything.
+    """
+
+    def __init__(self, job: DraftJob, state: DraftState, budget_s: float) -> None:
+        self._job, self._state, self._budget_s = job, state, budget_s
+        self._before, self._began = float(state.content["spent_s"]), time.monotonic()
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of this process, and of finished stages in earlier ones."""
+        return self._before + time.monotonic() - self._began
+
+    def go(self) -> int:
+        """Run what is left; return 0, or the exit code of a stage that was stopped.
+
+        Raises:
+            ConfigError: the budget is too small. SametokenError: a stage failed.
+        """
+        if code := self._measure():
+            return code
+        made = self._plan()
+        for stage in stages(self._job, made, self._tokens(made)):
+            if stage.key == "train":
+                made = self._fit(made)
+                break
+            if code := self._do(stage):
+                return code
+        for stage in stages(self._job, made, self._tokens(made)):
+            if code := self._do(stage):
+                return code
+        self._choose()
+        for stage in judgements(self._job, made):
+            if code := self._do(stage):
+                return code
+        lines = [stage.line for stage in (*stages(self._job, made, self._tokens(made)), *judgements(self._job, made))]
+        write_card(self._job, self._state, lines)
+        shutil.rmtree(self._job.out / "measured", ignore_errors=True)
+        return 0
+
+    def _measure(self) -> int:
+        """Measure the speed of the stages, and divide given data; once in a run."""
+        if "rates" in self._state.content:
+            return 0
+        job = self._job
+        available = None
+        if job.data:
+            places = job.held_out, job.prompts("greedy"), job.prompts("sampled")
+            available = divide(job.data, MOST_HELD_OUT, places)[1]
+        tell(f"{job.model}: measuring how fast each stage is")
+        shutil.rmtree(job.out / "measured", ignore_errors=True)
+        found, seconds = {}, {}
+        for stage in measurements(job):
+            began = time.monotonic()
+            with redirect_stderr(StringIO()):  # a short training warns that it is short
+                code, found[stage.key] = stage.run()
+            if code > 1:
+                return code
+            check(stage, code, found[stage.key])
+            seconds[stage.key] = time.monotonic() - began
+            gc.collect()
+        answers, samples = found["answers"], found["prepare"]
+        rates = Rates(
+            load_s=max(0.1, seconds["prepare"] - samples["hidden_states_s"]),
+            conversation_s=answers["seconds"] / answers["written"],
+            conversation_tokens=samples["tokens"] / samples["samples"],
+            answer_tokens=answers["tokens"] / answers["written"],
+            hidden=samples["tokens"] / samples["hidden_states_s"],
+            training=found["train"]["tokens_per_second"],
+        )
+        self._state.note(self.spent_s, rates=rates._asdict(), available=available)
+        return 0
+
+    def _plan(self) -> DraftPlan:
+        """Plan of the run, which is made and printed once and then kept."""
+        state, job = self._state, self._job
+        rates = Rates(**state.content["rates"])
+        if "plan" in state.content:
+            tell(f"going on in {job.out}, after {len(state.results)} finished stages")
+            return DraftPlan(**state.content["plan"])
+        config = ModelConfig.from_hf(read_config(target_directory(job.model)))
+        states = len(parse_taps("eagle3", config.num_layers)) + 1
+        free = shutil.disk_usage(job.out).free
+        limits = Limits(self._budget_s, self.spent_s, state.content["available"], free, 2 * states * config.hidden_size)
+        made = plan(rates, limits)
+        state.note(self.spent_s, plan=made._asdict())
+        tell(
+            f"plan for {spell_time(self._budget_s)}, by {rates.answer_tokens / rates.conversation_s:.0f} tokens/s of "
+            f"answers, {rates.hidden:.0f} of hidden states and {rates.training:.0f} of training:"
+        )
+        for stage in (*stages(job, made, self._tokens(made)), *judgements(job, made)):
+            tell(f"  {stage.what}: about {spell_time(stage.seconds)}\n    {stage.line}")
+        return made
+
+    def _tokens(self, made: DraftPlan) -> int:
+        """Tokens of the samples, estimated until they are there."""
+        prepared = self._state.results.get("prepare")
+        if prepared is not None:
+            return int(prepared["tokens"])
+        return round(made.conversations * self._state.content["rates"]["conversation_tokens"])
+
+    def _fit(self, made: DraftPlan) -> DraftPlan:
+        """Plan with the epochs for which there is time when training begins; decided once."""
+        state = self._state
+        if "fitted" not in state.content:
+            rates, tokens = Rates(**state.content["rates"]), self._tokens(made)
+            epochs = epochs_left(made, rates, tokens, self._budget_s - self.spent_s)
+            state.note(self.spent_s, plan=made._replace(epochs=round(epochs, 2))._asdict(), fitted=True)
+        return DraftPlan(**state.content["plan"])
+
+    def _do(self, stage: Stage) -> int:
+        """Run a stage unless it is finished; return the exit code of one that was stopped, otherwise 0."""
+        state = self._state
+        if stage.key in state.results:
+            return 0
+        tell(f"[{self._clock()}] {stage.what}: about {spell_time(stage.seconds)}")
+        try:
+            with self._ticking(stage):
+                code, record = stage.run()
+        except SametokenError as error:
+            if not left_out(stage, error):
+                raise
+            tell(f"{stage.what} is left out: {error}")
+            state.finish(stage.key, None, self.spent_s)
+            return 0
+        check(stage, code, record)
+        if code > 1:
+            return code
+        if stage.command == "synthesize":
+            sort_lines(self._job.out / f"{stage.key}.jsonl")
+        state.finish(stage.key, record, self.spent_s)
+        gc.collect()
+        return 0
+
+    def _clock(self) -> str:
+        return f"{spell_time(self.spent_s)} of {spell_time(self._budget_s)}"
+
+    @contextmanager
+    def _ticking(self, stage: Stage) -> Iterator[None]:
+        """Print a line now and then within the block."""
+        done, began = threading.Event(), time.monotonic()
+
+        def tick() -> None:
+            while not done.wait(EVERY_S):
+                left = max(0.0, stage.seconds - (time.monotonic() - began))
+                tell(f"[{self._clock()}] {stage.what}: about {spell_time(left)} left")
+
+        thread = threading.Thread(target=tick, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _choose(self) -> None:
+        """Copy the head with the greatest speed-up by the controller to `job.head`; once in a run."""
+        results = self._state.results
+        if "chosen" in self._state.content:
+            return
+        forms = [form for form in (TRAINED, *FORMATS) if results.get(f"bench {form}") is not None]
+        best = max(forms, key=lambda form: float(controller(results[f"bench {form}"])["speed_up"]["value"]))
+        with new_directory(self._job.head, replace=True) as place:
+            for file in written(self._job, best).iterdir():
+                shutil.copyfile(file, place / file.name)
+        self._state.note(self.spent_s, chosen=best)
+        tell(f"the fastest head is {best}")
