@@ -1,4 +1,4 @@
-"""`sametoken draft`: from a model to a head that serves it, in a given time: one command that runs the others in turn."""
+"""`sametoken draft`: one command from a model to a head that serves it, in a given time, by the other commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sametoken.commands.models import use_threads
 from sametoken.commands.options import AS_JSON, THREADS, Option, Values
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED
-from sametoken.options.declaration import Positive
+from sametoken.options.declaration import Count, Positive
 
 if TYPE_CHECKING:
     from sametoken.commands.draft_stages import DraftJob
@@ -27,7 +27,7 @@ OPTIONS = (
     Option("budget", str, "1h", "time for everything, for example 30m or 2h.", "TIME"),
     Option("output_dir", str, "sametoken-draft", "directory of the run, with the head in `head`.", "DIR"),
     Option("max_tokens", Positive, 256, "number of tokens of an answer to train on, at most."),
-    Option("seed", int, 0, "seed of answers and training."),
+    Option("seed", Count, 0, "seed of answers and training."),
     AS_JSON,
     THREADS,
 )
@@ -53,7 +53,7 @@ def command(model: str | None, values: Values) -> int:
     use_threads(values["threads"])
     job, settings = _job(model or embedded.NAME, values)
     with alone_in(job.out):
-        state = DraftState(job.out, settings | {"budget_s": budget_s})
+        state = DraftState(job.out, settings)
         try:
             code = DraftRun(job, state, budget_s).go()
         except KeyboardInterrupt:
@@ -78,15 +78,16 @@ def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
     from sametoken.checkpoint.tokenizer import load_tokenizer
     from sametoken.commands.draft_stages import DraftJob
     from sametoken.data.conversations import read_records
+    from sametoken.data.held_out import FEWEST
     from sametoken.model.config import ModelConfig
     from sametoken.train.budget import draft_vocabulary
     from sametoken.train.dataset.extraction import parse_taps
     from sametoken.train.dataset.preparation import data_digest
 
     data = tuple(values["data"] or ())
-    for file in data:
-        for _ in read_records(file):  # another format is an error now
-            pass
+    count = sum(1 for file in data for _ in read_records(file))  # another format is an error now
+    if data and count < FEWEST:
+        raise ConfigError(f"--data has {count} conversations, expected at least {FEWEST}; leave it out for none")
     directory = target_directory(model)
     config = ModelConfig.from_hf(read_config(directory))
     parse_taps("eagle3", config.num_layers)

@@ -23,7 +23,7 @@ DEFINITION = (
 
 def controller(run: dict[str, Any]) -> dict[str, Any]:
     """Variant of a measurement in which the controller chose the draft length."""
-    found: dict[str, Any] = next(variant for variant in run["cells"][0]["variants"] if variant["chosen"])
+    found: dict[str, Any] = next(variant for variant in run["variants"] if variant["chosen"])
     return found
 
 
@@ -37,9 +37,9 @@ def summary(job: DraftJob, state: DraftState) -> Iterator[str]:
     found, gain = state.results["evaluate 0"], controller(state.results[f"bench {state.content['chosen']}"])
     yield (
         f"{job.head}: acceptance length {found['acceptance_length']:.2f} on {found['prompts']} held-out prompts, "
-        f"{gain['speed_up']['value']:.2f} x plain at one stream; card: {job.head / CARD}"
+        f"{gain['speed_up']:.2f} x plain at one stream; card: {job.head / CARD}"
     )
-    if gain["speed_up"]["value"] < 1.05:
+    if gain["speed_up"] < 1.05:
         yield "this head hardly pays on this machine: give more time, or data like those that you serve"
     yield f"serve it: {serve_line(job)}"
 
@@ -76,7 +76,8 @@ def _card(job: DraftJob, state: DraftState, lines: Sequence[str]) -> Iterator[st
 def _acceptance(state: DraftState) -> Iterator[str]:
     judged = {name: state.results[f"evaluate {name}"] for name in ("0", f"{TEMPERATURE:g}")}
     places = max(len(found["by_position"]) for found in judged.values())
-    yield f"| temperature | prompts | acceptance length | accepted at place {' | '.join(map(str, range(1, places + 1)))} |"
+    named = " | ".join(map(str, range(1, places + 1)))
+    yield f"| temperature | prompts | acceptance length | accepted at place {named} |"
     yield "|" + " --- |" * (3 + places)
     for name, found in judged.items():
         shares = [f"{share:.2f}" for share in found["by_position"]]
@@ -91,14 +92,13 @@ def _acceptance(state: DraftState) -> Iterator[str]:
 def _speed(state: DraftState) -> Iterator[str]:
     heads = {form: run for form in (TRAINED, *FORMATS) if (run := state.results.get(f"bench {form}")) is not None}
     first = next(iter(heads.values()))
-    machine = first["environment"]
-    yield f"Speed at one stream, temperature 0, {first['cells'][0]['prompts']} held-out prompts, on"
-    yield f"{machine['cpu']}, {machine['threads']} threads (x plain decoding in the same run):"
-    names = [_variant(each) for each in first["cells"][0]["variants"]]
+    yield f"Speed at one stream, temperature 0, {first['prompts']} held-out prompts, on"
+    yield f"{first['cpu']}, {first['threads']} threads (x plain decoding in the same run):"
+    names = [_variant(each) for each in first["variants"]]
     yield from ("", f"| head | {' | '.join(names)} |", "|" + " --- |" * (1 + len(names)))
     for form, run in heads.items():
-        cells = [f"{each['tokens_per_second']:.1f} tokens/s ({each['speed_up']['value']:.2f} x)"
-                 for each in run["cells"][0]["variants"]]  # fmt: skip
+        cells = [f"{each['tokens_per_second']:.1f} tokens/s ({each['speed_up']:.2f} x)"
+                 for each in run["variants"]]  # fmt: skip
         yield f"| {form} | {' | '.join(cells)} |"
 
 
@@ -117,8 +117,9 @@ def _recipe(job: DraftJob, state: DraftState, plan: dict[str, Any]) -> Iterator[
         "were left out, because a user's turn shares 13 successive tokens (without case and punctuation) with a "
         "held-out prompt."
     )
+    judged = state.results["evaluate 0"]["prompts"]
     yield (
-        f"- Held-out prompts: {plan['held_out']}. Training kept the head that accepts most on them, of "
+        f"- Held-out prompts: {judged}. Training kept the head that accepts most on them, of "
         f"{plan['evaluations']} evaluations."
     )
     yield (

@@ -1,8 +1,9 @@
-"""Course of `sametoken draft`: measurement, plan, the stages in turn with their progress, and the choice of the head."""
+"""Course of `sametoken draft`: measurement, plan, the stages in turn with their progress, choice of the head."""
 
 from __future__ import annotations
 
 import gc
+import json
 import shutil
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
+from statistics import median
 from typing import Any
 
 from sametoken.checkpoint.hub import read_config
@@ -39,6 +41,14 @@ EVERY_S = 60  # seconds between two lines of progress
 MOST_HELD_OUT = 80
 
 
+def _steady(job: DraftJob) -> float:
+    """Tokens per second of the measured training, without its first step, which sets up."""
+    log = job.out / "measured" / "training" / "log.jsonl"
+    return float(
+        median(json.loads(line)["tokens_per_second"] for line in log.read_text(encoding="utf-8").splitlines()[1:])
+    )
+
+
 def tell(line: str) -> None:
     """Print a line of progress."""
     print(line, file=sys.stderr, flush=True)
@@ -54,6 +64,7 @@ class DraftRun:
 
     def __init__(self, job: DraftJob, state: DraftState, budget_s: float) -> None:
         self._job, self._state, self._budget_s = job, state, budget_s
+        state.check_budget(budget_s)
         self._before, self._began = float(state.content["spent_s"]), time.monotonic()
 
     @property
@@ -99,7 +110,8 @@ class DraftRun:
             available = divide(job.data, MOST_HELD_OUT, places)[1]
         tell(f"{job.model}: measuring how fast each stage is")
         shutil.rmtree(job.out / "measured", ignore_errors=True)
-        found, seconds = {}, {}
+        found: dict[str, dict[str, Any]] = {}
+        seconds: dict[str, float] = {}
         for stage in measurements(job):
             began = time.monotonic()
             with redirect_stderr(StringIO()):  # a short training warns that it is short
@@ -116,7 +128,7 @@ class DraftRun:
             conversation_tokens=samples["tokens"] / samples["samples"],
             answer_tokens=answers["tokens"] / answers["written"],
             hidden=samples["tokens"] / samples["hidden_states_s"],
-            training=found["train"]["tokens_per_second"],
+            training=_steady(job),
         )
         self._state.note(self.spent_s, rates=rates._asdict(), available=available)
         return 0
@@ -133,7 +145,7 @@ class DraftRun:
         free = shutil.disk_usage(job.out).free
         limits = Limits(self._budget_s, self.spent_s, state.content["available"], free, 2 * states * config.hidden_size)
         made = plan(rates, limits)
-        state.note(self.spent_s, plan=made._asdict())
+        state.note(self.spent_s, plan=made._asdict(), budget_s=self._budget_s)
         tell(
             f"plan for {spell_time(self._budget_s)}, by {rates.answer_tokens / rates.conversation_s:.0f} tokens/s of "
             f"answers, {rates.hidden:.0f} of hidden states and {rates.training:.0f} of training:"
@@ -192,8 +204,9 @@ class DraftRun:
 
         def tick() -> None:
             while not done.wait(EVERY_S):
-                left = max(0.0, stage.seconds - (time.monotonic() - began))
-                tell(f"[{self._clock()}] {stage.what}: about {spell_time(left)} left")
+                left = stage.seconds - (time.monotonic() - began)
+                so_far = f"about {spell_time(left)} left" if left > 0 else "it takes longer than planned"
+                tell(f"[{self._clock()}] {stage.what}: {so_far}")
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()
@@ -209,7 +222,7 @@ class DraftRun:
         if "chosen" in self._state.content:
             return
         forms = [form for form in (TRAINED, *FORMATS) if results.get(f"bench {form}") is not None]
-        best = max(forms, key=lambda form: float(controller(results[f"bench {form}"])["speed_up"]["value"]))
+        best = max(forms, key=lambda form: float(controller(results[f"bench {form}"])["speed_up"]))
         with new_directory(self._job.head, replace=True) as place:
             for file in written(self._job, best).iterdir():
                 shutil.copyfile(file, place / file.name)

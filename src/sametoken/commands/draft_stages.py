@@ -6,8 +6,9 @@ import io
 import json
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +23,12 @@ TEMPERATURE = 0.7  # of the second half of the answers, and of the second evalua
 HELD_OUT_TOKENS = 32  # of the answers to held-out prompts, which nothing is trained on
 CHAINS = "2,4,6"
 DRAFT_LEN = 4  # in evaluations
-FORMATS = {"int8": {}, "int4": {"group_size": 32}}  # that the head is rounded to
+FORMATS: dict[str, dict[str, Any]] = {"int8": {}, "int4": {"group_size": 32}}  # that the head is rounded to
 TRAINED = "trained"  # the head as training wrote it
 MEASURED = 16  # conversations of the first minute: a full batch
 MEASURED_STEPS = 4
+VARIANT = ("max_draft_len", "chosen", "tokens_per_second")  # keys of a variant of `bench`
+HALVES = ("greedy", "sampled")  # of the answers
 
 
 class DraftJob(NamedTuple):
@@ -108,7 +111,18 @@ class Stage(NamedTuple):
             except ConfigError as error:
                 raise spelled_as_option(error, self._module.OPTIONS) from error
         lines = printed.getvalue().splitlines()
-        return code, json.loads(lines[-1]) if lines else {}
+        return code, self._figures(json.loads(lines[-1])) if lines else {}
+
+    def _figures(self, record: dict[str, Any]) -> dict[str, Any]:
+        """JSON of the command, and of a measurement of speed only what the card shows."""
+        if self.command != "bench":
+            return record
+        (cell,), machine = record["cells"], record["environment"]
+        variants = [
+            {**{name: each[name] for name in VARIANT}, "speed_up": each["speed_up"]["value"]}
+            for each in cell["variants"]
+        ]
+        return {"cpu": machine["cpu"], "threads": machine["threads"], "prompts": cell["prompts"], "variants": variants}
 
 
 def stages(job: DraftJob, plan: DraftPlan, tokens: int) -> Iterator[Stage]:
@@ -117,61 +131,71 @@ def stages(job: DraftJob, plan: DraftPlan, tokens: int) -> Iterator[Stage]:
     Args:
         tokens: number of tokens of the samples, or an estimate of it, which decides the number of evaluations.
     """
+    make = partial(_stage, job, plan.seconds)
     if not job.data:
-        chosen = {"self_prompts": plan.held_out, "turns": 1, "max_tokens": HELD_OUT_TOKENS, "temperature": 0.0}
-        yield _synthesis(job, "held-out", f"{plan.held_out} held-out prompts", chosen | {"seed": job.seed}, plan)
-    for half, temperature in (("greedy", 0.0), ("sampled", TEMPERATURE)):
-        count = plan.conversations // 2 + (plan.conversations % 2 if half == "greedy" else 0)
-        what = f"{count} answers at temperature {temperature:g}"
-        yield _synthesis(job, half, what, _answers(job, half, count) | {"temperature": temperature}, plan)
-    prepared = job.out / "prepared"
-    states = " and hidden states" if plan.hidden_states else ""
-    yield _stage(
-        job, "prepare", f"samples{states}", "prepare", job.model,
-        _samples(job, [job.out / "greedy.jsonl", job.out / "sampled.jsonl"], prepared)
-        | {"exclude": str(job.held_out), "hidden_states": plan.hidden_states}, plan,
+        yield make(
+            "held-out", f"{plan.held_out} held-out prompts", "synthesize", job.model, self_prompts=plan.held_out,
+            turns=1, max_tokens=HELD_OUT_TOKENS, temperature=0.0, seed=job.seed, output=str(job.held_out),
+        )  # fmt: skip
+    first = plan.conversations - plan.conversations // 2
+    for half, count, temperature in (("greedy", first, 0.0), ("sampled", plan.conversations - first, TEMPERATURE)):
+        what, output = f"{count} answers at temperature {temperature:g}", str(job.out / f"{half}.jsonl")
+        apart = {} if job.data else {"exclude": str(job.held_out)}
+        yield make(
+            half, what, "synthesize", job.model, **_prompts(job, half, count), **apart, temperature=temperature,
+            output=output,
+        )  # fmt: skip
+    states = {"hidden_states": True} if plan.hidden_states else {}
+    prepared, answers = str(job.out / "prepared"), [str(job.out / f"{half}.jsonl") for half in HALVES]
+    yield make(
+        "prepare", "samples" + " and hidden states" * plan.hidden_states, "prepare", job.model, data=answers,
+        output=prepared, **_vocabulary(job), exclude=str(job.held_out), **states,
     )  # fmt: skip
     steps = min(MOST_STEPS, max(1, round(plan.epochs * math.ceil(tokens / ROW))))
-    yield _stage(
-        job, "train", f"training, {plan.epochs:.3g} epochs, about {steps} steps", "train", job.model,
-        {
-            "data": str(prepared), "output_dir": str(job.out / "training"), "num_epochs": plan.epochs,
-            "eval_data": str(job.held_out), "eval_prompts": plan.held_out, "max_draft_len": DRAFT_LEN,
-            "eval_steps": math.ceil(steps / plan.evaluations), "logging_steps": max(1, steps // 40), "seed": job.seed,
-        }, plan,
+    yield make(
+        "train", f"training, {plan.epochs:.3g} epochs, about {steps} steps", "train", job.model, data=prepared,
+        output_dir=str(job.out / "training"), num_epochs=plan.epochs, seed=job.seed, eval_data=str(job.held_out),
+        eval_prompts=plan.held_out, eval_steps=math.ceil(steps / plan.evaluations), max_draft_len=DRAFT_LEN,
+        logging_steps=max(1, steps // 40),
     )  # fmt: skip
     for format, more in FORMATS.items():
-        chosen = {"target": job.model, "format": format, **more, "data": str(job.held_out), "overwrite": True,
-                  "output": str(written(job, format)), "calibration_tokens": 1024, "held_out_tokens": 1024}  # fmt: skip
-        trained = str(written(job, TRAINED))
-        yield _stage(job, f"quantize {format}", f"the head in {format}", "quantize", trained, chosen, plan)
+        yield make(
+            f"quantize {format}", f"the head in {format}", "quantize", str(written(job, TRAINED)), target=job.model,
+            format=format, **more, data=str(job.held_out), calibration_tokens=1024, held_out_tokens=1024,
+            output=str(written(job, format)), overwrite=True,
+        )  # fmt: skip
     for form in (TRAINED, *FORMATS):
-        chosen = {"draft": str(written(job, form)), "workload": [str(job.held_out)], "limit": plan.bench_prompts,
-                  "max_draft_len": CHAINS, "max_tokens": plan.bench_tokens, "repeat": plan.bench_rounds}  # fmt: skip
-        yield _stage(job, f"bench {form}", f"speed of the head ({form})", "bench", job.model, chosen, plan)
+        yield make(
+            f"bench {form}", f"speed of the head ({form})", "bench", job.model, draft=str(written(job, form)),
+            workload=[str(job.held_out)], limit=plan.bench_prompts, max_draft_len=CHAINS,
+            max_tokens=plan.bench_tokens, repeat=plan.bench_rounds,
+        )  # fmt: skip
 
 
 def judgements(job: DraftJob, plan: DraftPlan) -> Iterator[Stage]:
     """Yield the evaluations of the chosen head."""
     for temperature in (0.0, TEMPERATURE):
-        chosen = {"target": job.model, "data": str(job.held_out), "max_draft_len": DRAFT_LEN,
-                  "num_samples": plan.held_out, "temperature": temperature}  # fmt: skip
-        what = f"acceptance at temperature {temperature:g}"
-        yield _stage(job, f"evaluate {temperature:g}", what, "evaluate", str(job.head), chosen, plan)
+        yield _stage(
+            job, plan.seconds, f"evaluate {temperature:g}", f"acceptance at temperature {temperature:g}", "evaluate",
+            str(job.head), target=job.model, data=str(job.held_out), max_draft_len=DRAFT_LEN,
+            num_samples=plan.held_out, temperature=temperature,
+        )  # fmt: skip
 
 
 def measurements(job: DraftJob) -> Iterator[Stage]:
     """Yield the short runs of the first minute, from which the plan is made."""
-    place = job.out / "measured"
-    answers, prepared = place / "answers.jsonl", place / "prepared"
-    asked = _answers(job, "greedy", MEASURED) | {"output": str(answers), "temperature": 0.0}
-    asked.pop("exclude", None)
-    yield _stage(job, "answers", "answers", "synthesize", job.model, asked)
-    yield _stage(
-        job, "prepare", "samples", "prepare", job.model, _samples(job, [answers], prepared) | {"hidden_states": True}
-    )
-    chosen = {"data": str(prepared), "output_dir": str(place / "training"), "max_steps": MEASURED_STEPS}
-    yield _stage(job, "train", "training", "train", job.model, chosen)
+    make, place = partial(_stage, job, {}), job.out / "measured"
+    answers, prepared, training = (str(place / name) for name in ("answers.jsonl", "prepared", "training"))
+    asked = _prompts(job, "greedy", MEASURED)
+    yield make("answers", "answers", "synthesize", job.model, **asked, temperature=0.0, output=answers)
+    yield make(
+        "prepare", "samples", "prepare", job.model, data=[answers], output=prepared, **_vocabulary(job),
+        hidden_states=True,
+    )  # fmt: skip
+    yield make(
+        "train", "training", "train", job.model, data=prepared, output_dir=training, max_steps=MEASURED_STEPS,
+        logging_steps=1,
+    )  # fmt: skip
 
 
 def written(job: DraftJob, form: str) -> Path:
@@ -192,28 +216,21 @@ def left_out(stage: Stage, error: SametokenError) -> bool:
     return stage.command == "quantize" and isinstance(error, UnsupportedModelError)
 
 
-def _answers(job: DraftJob, half: str, count: int) -> dict[str, Any]:
-    seed, limits = job.seed + ("held-out", "greedy", "sampled").index(half), {"max_tokens": job.max_tokens}
+def _prompts(job: DraftJob, half: str, count: int) -> dict[str, Any]:
+    """Options of the conversations of one half: given ones, or those that the target begins."""
+    chosen = {"max_tokens": job.max_tokens, "seed": job.seed + 1 + HALVES.index(half)}
     if job.data:
-        return {"data": str(job.prompts(half)), "limit": count, "seed": seed, **limits}
-    return {"self_prompts": count, "turns": 1, "exclude": str(job.held_out), "seed": seed, **limits}
+        return {**chosen, "data": str(job.prompts(half)), "limit": count}
+    return {**chosen, "self_prompts": count, "turns": 1}
 
 
-def _synthesis(job: DraftJob, key: str, what: str, chosen: dict[str, Any], plan: DraftPlan) -> Stage:
-    return _stage(job, key, what, "synthesize", job.model, {**chosen, "output": str(job.out / f"{key}.jsonl")}, plan)
-
-
-def _samples(job: DraftJob, answers: list[Path], output: Path) -> dict[str, Any]:
-    reduced = {} if job.vocabulary is None else {"draft_vocab_size": job.vocabulary, "fill_vocabulary": True}
-    return {"data": list(map(str, answers)), "output": str(output), **reduced}
+def _vocabulary(job: DraftJob) -> dict[str, Any]:
+    return {} if job.vocabulary is None else {"draft_vocab_size": job.vocabulary, "fill_vocabulary": True}
 
 
 def _stage(
-    job: DraftJob, key: str, what: str, command: str, argument: str, options: dict[str, Any],
-    plan: DraftPlan | None = None,
-) -> Stage:  # fmt: skip
+    job: DraftJob, seconds: Mapping[str, float], key: str, what: str, command: str, argument: str, **options: Any
+) -> Stage:
     threads = {} if job.threads is None else {"threads": job.threads}
-    if plan is None:
-        return Stage(key, what, command, argument, options | threads, 0.0)
-    estimate = plan.seconds["answers" if key in ("greedy", "sampled") else key.partition(" ")[0]]
+    estimate = seconds.get("answers" if key in HALVES else key.partition(" ")[0], 0.0)
     return Stage(key, what, command, argument, options | threads, estimate)

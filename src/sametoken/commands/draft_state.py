@@ -21,7 +21,7 @@ class DraftState:
         settings: JSON values that decide the results; they must be those that the run was begun with.
 
     Attributes:
-        content: `rates`, `plan`, `chosen` and `spent_s`, as they become known.
+        content: `rates`, `plan`, `budget_s`, `chosen` and `spent_s`, as they become known.
         results: JSON of each finished stage; None for one that was left out.
 
     Raises:
@@ -37,7 +37,8 @@ class DraftState:
                 f"--output-dir {out} has files but no {FILE} of an earlier `sametoken draft`; choose another directory"
             )
         else:
-            self.content = {"format": FORMAT, "settings": settings, "spent_s": 0.0, "results": {}}
+            self.content = {"format": FORMAT, "settings": settings, "results": {}}
+            self.note(0.0)
         self.results: dict[str, Any] = self.content["results"]
 
     def _read(self, settings: dict[str, Any]) -> dict[str, Any]:
@@ -45,13 +46,21 @@ class DraftState:
         if content.get("format") != FORMAT or not isinstance(content.get("settings"), dict):
             raise DataError(f"{self._file}: not the state of a run of this version; choose another --output-dir")
         begun = content["settings"]
-        for name in settings.keys() | begun.keys():
-            if begun.get(name) != settings.get(name):
-                raise ConfigError(
-                    f"{self._file.parent} was begun with {name} = {json.dumps(begun.get(name))}, now it is "
-                    f"{json.dumps(settings.get(name))}; go on with the same, or choose another --output-dir"
-                )
+        for name in sorted(settings.keys() | begun.keys()):
+            self._compare(name, begun.get(name), settings.get(name))
         return content
+
+    def _compare(self, name: str, before: Any, now: Any) -> None:
+        if before != now:
+            raise ConfigError(
+                f"{self._file.parent} was begun with {name} = {json.dumps(before)}, now it is {json.dumps(now)}; go on "
+                "with the same, or choose another --output-dir"
+            )
+
+    def check_budget(self, seconds: float) -> None:
+        """Raise ConfigError if a plan was made for another budget."""
+        if "plan" in self.content:
+            self._compare("budget in seconds", self.content["budget_s"], seconds)
 
     def note(self, spent_s: float, **found: Any) -> None:
         """Write what became known, and the seconds that the run took so far."""

@@ -280,9 +280,7 @@ def summary(prepared: Prepared) -> Iterator[str]:
         )
 
 
-def _write_hidden_states(
-    prepared: Prepared, directory: str, engine: EngineConfig, values: Values
-) -> tuple[str, float]:
+def _write_hidden_states(prepared: Prepared, directory: str, engine: EngineConfig, values: Values) -> tuple[str, float]:
     """Write the missing hidden states of this process's part; return a summary of the directory, and the seconds
     without loading.
     """

@@ -9,7 +9,6 @@ from typing import Any
 
 from sametoken.data.conversations import read_records, read_rows
 from sametoken.data.self_prompts import plain_text
-from sametoken.errors import DataError
 from sametoken.files import replacing
 
 RUN = 13  # successive tokens that two prompts may not share
@@ -47,6 +46,7 @@ def divide(files: Sequence[str | Path], held_out: int, places: tuple[Path, Path,
     """Divide conversations into held-out ones, at even distances, and two halves of the others, each a file.
 
     Args:
+        files: files of `FEWEST` conversations or more.
         held_out: number of held-out conversations, at most a tenth of all.
         places: files to write: held out, first half, second half.
 
@@ -54,11 +54,9 @@ def divide(files: Sequence[str | Path], held_out: int, places: tuple[Path, Path,
         Numbers of held-out and of other conversations.
 
     Raises:
-        DataError: a file cannot be read, a line is no conversation, or there are too few.
+        DataError: a file cannot be read, or a line is no conversation.
     """
     rows = [record for file in files for record in read_records(file)]
-    if len(rows) < FEWEST:
-        raise DataError(f"{', '.join(map(str, files))}: {len(rows)} conversations, expected at least {FEWEST}")
     count = min(held_out, len(rows) // FEWEST)
     chosen = {place * len(rows) // count for place in range(count)}
     parts: list[list[str]] = [[], [], []]

@@ -126,6 +126,19 @@ def plan(rates: Rates, limits: Limits) -> DraftPlan:
     Raises:
         ConfigError: the budget is too small for a useful head; the message has the least that is not.
     """
+    made, least_s = _divided(rates, limits), limits.budget_s
+    if made is not None:
+        return made
+    while _divided(rates, limits._replace(budget_s=least_s)) is None:
+        least_s *= 1.02
+    raise ConfigError(
+        f"--budget {spell_time(limits.budget_s)} is too little for a useful head of this target on this machine; "
+        f"expected at least {spell_time(least_s)}"
+    )
+
+
+def _divided(rates: Rates, limits: Limits) -> DraftPlan | None:
+    """Divide the budget; None if it is too small."""
     short = limits.budget_s < SHORT_S
     checked, speed = CHECKED * limits.budget_s, rates.answer_tokens / rates.conversation_s
     evaluations, rounds, tokens = (4, 2, 32) if short else (8, 3, 64)
@@ -144,7 +157,10 @@ def plan(rates: Rates, limits: Limits) -> DraftPlan:
     }
     counts = {"answers": 2, "quantize": HEADS - 1, "bench": HEADS, "evaluate": 2}
     fixed = limits.spent_s + sum(counts.get(name, 1) * each for name, each in seconds.items())
-    conversations, epochs = _amount(rates, limits, limits.budget_s * (1 - SLACK) - fixed, fixed)
+    found = _amount(rates, limits, limits.budget_s * (1 - SLACK) - fixed)
+    if found is None:
+        return None
+    conversations, epochs = found
     sample_tokens = conversations * rates.conversation_tokens
     hidden = epochs > 1 and sample_tokens * limits.token_bytes <= limits.free / 2
     seconds["answers"] += conversations / 2 * rates.conversation_s
@@ -157,8 +173,8 @@ def _between(least: int, wanted: float, most: int) -> int:
     return int(max(least, min(most, wanted)))
 
 
-def _amount(rates: Rates, limits: Limits, left_s: float, fixed_s: float) -> tuple[int, float]:
-    """Conversations and epochs for the time that is left of the budget after `fixed_s`."""
+def _amount(rates: Rates, limits: Limits, left_s: float) -> tuple[int, float] | None:
+    """Conversations and epochs for the time that is left; None if it is too little."""
     size, least = rates.conversation_tokens, LEAST_STEPS * ROW
     once = rates.conversation_s + size / rates.hidden  # to answer a conversation and to read it once
     again = size / rates.training
@@ -169,13 +185,9 @@ def _amount(rates: Rates, limits: Limits, left_s: float, fixed_s: float) -> tupl
     if conversations * size * EPOCHS >= least and conversations < most:
         return int(conversations), EPOCHS
     training_s = least * again / size
-    needed = least / FEW_DATA_EPOCHS / size
+    needed = min(least / FEW_DATA_EPOCHS / size, most)
     if left_s < training_s + needed * once:
-        whole = (fixed_s + training_s + needed * once) / (1 - SLACK)
-        raise ConfigError(
-            f"--budget {spell_time(limits.budget_s)} is too little for a useful head of this target on this machine; "
-            f"expected at least {spell_time(whole)}"
-        )
+        return None
     if conversations < most:
         conversations = min(most, (left_s - training_s) / once)
     epochs = max(least / (conversations * size), (left_s - conversations * once) / (conversations * again))
