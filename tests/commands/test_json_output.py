@@ -13,7 +13,7 @@ from sametoken.cli import module_of
 
 WITH_JSON = (
     "generate", "verify", "bench", "bench compare", "evaluate", "synthesize", "prepare", "quantize", "export", "doctor",
-    "train", "demo", "shard",
+    "train", "demo", "shard", "draft",
 )  # fmt: skip
 
 
