@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from sametoken.commands import draft_run, draft_stages
+from sametoken.commands.draft_stages import Stage
 from sametoken.commands.draft_state import DraftState
 from sametoken.data.conversations import read_records
 from sametoken.data.journal import Lines
+from sametoken.errors import UnsupportedModelError
 from sametoken.train.budget import DraftPlan
 from sametoken.train.trainer import Trainer
 
@@ -43,13 +45,23 @@ def trained(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in files}
 
 
-def test_one_command_makes_a_head_with_its_card(whole, run):
+def test_one_command_makes_a_head_with_its_card(whole, run, monkeypatch):
+    quantised = Stage.run
+
+    def refusing(self: Stage):
+        if self.key == "quantize int4":
+            raise UnsupportedModelError("fc has 1728 inputs")
+        return quantised(self)
+
+    monkeypatch.setattr(Stage, "run", refusing)  # a format that the sizes of a head do not allow is left out
     done = run(*WORDS, str(whole))
     assert done.code == 0, done.err
     assert f"serve it: sametoken serve embedded --draft {whole}/head" in done.out
     assert "sametoken train embedded --num-epochs 1.0" in done.err  # the plan, before the work
     card = (whole / "head" / "README.md").read_text()
     assert "base_model: embedded" in card
+    assert "the head in int4 is left out: fc has 1728 inputs" in done.err
+    assert ("| trained | 4.1 |" in card, "| int8 |" in card, "| int4 |" in card) == (True, True, False)
     assert "Acceptance length is the number of tokens for each forward of the target" in card
     assert f"sametoken train embedded --num-epochs 6.0 --seed 0 --threads 1 --output-dir {whole}/training" in card
     assert [record.messages[0] for record in read_records(whole / "held-out.jsonl")]
@@ -96,6 +108,29 @@ def test_interrupted_everywhere_it_makes_the_same_head(whole, tmp_path, run, mon
         stopped += 1
     assert stopped == len(ends) + 2
     assert trained(out) == trained(whole)
+
+
+def test_given_conversations_are_answered_anew_and_divided(tmp_path, run, monkeypatch):
+    turns = [[{"from": "human", "value": f"Where is the station number {n}?"}, {"from": "gpt", "value": "Over there!"}]
+             for n in range(24)]  # fmt: skip
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps({"conversations": each, "category": "travel"}) + "\n" for each in turns))
+
+    def finish(self: DraftState, stage: str, *found) -> None:
+        if stage == "prepare":
+            raise KeyboardInterrupt
+        DraftState.note(self, 0.0)
+
+    monkeypatch.setattr(DraftState, "finish", finish)
+    out = tmp_path / "run"
+    answer = run(*WORDS, str(out), "--data", str(data))
+    assert answer.code == 130, answer.err
+    held, greedy, sampled = (list(read_records(out / f"{name}.jsonl")) for name in ("held-out", "greedy", "sampled"))
+    assert (len(held), len(greedy), len(sampled)) == (2, 5, 5)
+    said = [[record.messages[0]["content"] for record in each] for each in (held, greedy, sampled)]
+    assert len({text for each in said for text in each}) == 12
+    assert held[0].rest == {"category": "travel"}
+    assert all(record.messages[1]["content"] != "Over there!" for record in (*greedy, *sampled))
 
 
 @pytest.mark.parametrize(

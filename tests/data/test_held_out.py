@@ -40,7 +40,7 @@ def test_given_conversations_are_divided_once(tmp_path):
     assert divide([file], 80, places) == (4, 36)
     parts = [[record.id for record in read_records(place)] for place in places]
     assert parts[0] == ["0", "10", "20", "30"]
-    assert sorted(sum(parts, []), key=int) == [str(number) for number in range(40)]
+    assert sorted((id for part in parts for id in part), key=int) == [str(number) for number in range(40)]
     assert abs(len(parts[1]) - len(parts[2])) <= 4
     assert next(iter(read_records(places[0]))).rest == {"category": "chat"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sametoken import __version__
-from sametoken.commands.draft_stages import DRAFT_LEN, FORMATS, TEMPERATURE, TRAINED, DraftJob
+from sametoken.commands.draft_stages import DRAFT_LEN, FORMATS, TEMPERATURE, TRAINED, DraftJob, written
 from sametoken.commands.draft_state import DraftState
 from sametoken.files import replacing
 from sametoken.train.budget import spell_time
@@ -16,7 +16,8 @@ from sametoken.train.budget import spell_time
 CARD = "README.md"
 DEFINITION = (
     "Acceptance length is the number of tokens for each forward of the target, over all prompts together: the bonus "
-    f"token and the forward that reads the prompt count. Drafts are chains of {DRAFT_LEN}, never shortened. "
+    f"token and the forward that reads the prompt count. Drafts are chains of {DRAFT_LEN}, never shortened. The share "
+    "that is accepted at a place is of the drafts whose earlier guesses were all accepted. "
     "Other tools leave out the forward of the prompt, or average over prompts, and print other numbers."
 )
 
@@ -41,6 +42,8 @@ def summary(job: DraftJob, state: DraftState) -> Iterator[str]:
     )
     if gain["speed_up"] < 1.05:
         yield "this head hardly pays on this machine: give more time, or data like those that you serve"
+    if state.content["plan"]["hidden_states"]:
+        yield f"only further training reads {job.out / 'prepared'}, which may be deleted"
     yield f"serve it: {serve_line(job)}"
 
 
@@ -67,7 +70,7 @@ def _card(job: DraftJob, state: DraftState, lines: Sequence[str]) -> Iterator[st
     yield from ("", "```sh", serve_line(job), "```", "", "## Figures", "")
     yield from _acceptance(state)
     yield from ("", DEFINITION, "")
-    yield from _speed(state)
+    yield from _speed(job, state)
     yield from ("", "## Data and recipe", "")
     yield from _recipe(job, state, plan)
     yield from ("", "The commands, in turn:", "", "```sh", *lines, "```")
@@ -89,17 +92,18 @@ def _acceptance(state: DraftState) -> Iterator[str]:
         yield from (f"| {name} | {length:.3f} |" for name, length in categories.items())
 
 
-def _speed(state: DraftState) -> Iterator[str]:
+def _speed(job: DraftJob, state: DraftState) -> Iterator[str]:
     heads = {form: run for form in (TRAINED, *FORMATS) if (run := state.results.get(f"bench {form}")) is not None}
     first = next(iter(heads.values()))
     yield f"Speed at one stream, temperature 0, {first['prompts']} held-out prompts, on"
     yield f"{first['cpu']}, {first['threads']} threads (x plain decoding in the same run):"
     names = [_variant(each) for each in first["variants"]]
-    yield from ("", f"| head | {' | '.join(names)} |", "|" + " --- |" * (1 + len(names)))
+    yield from ("", f"| head | MB | {' | '.join(names)} |", "|" + " --- |" * (2 + len(names)))
     for form, run in heads.items():
+        size = sum(each.stat().st_size for each in written(job, form).glob("*.safetensors")) / 1e6
         cells = [f"{each['tokens_per_second']:.1f} tokens/s ({each['speed_up']:.2f} x)"
                  for each in run["variants"]]  # fmt: skip
-        yield f"| {form} | {' | '.join(cells)} |"
+        yield f"| {form} | {size:.1f} | {' | '.join(cells)} |"
 
 
 def _variant(found: dict[str, Any]) -> str:
