@@ -169,3 +169,21 @@ def test_another_model_or_other_data_are_refused(run: Any, pair: Pair, data: str
     assert (answer.code, "manifest.json: found data_sha256" in answer.err) == (2, True)
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["counts"]["samples"] == 2
+
+
+def test_conversations_that_share_text_with_held_out_prompts_are_left_out(
+    run: Any, pair: Pair, data: str, tmp_path: Path
+) -> None:
+    held_out = str(write(tmp_path / "held-out.jsonl", [{"id": "x", "messages": turns("hi!", "other")}]))
+    out = str(tmp_path / "out")
+    answer = prepare(run, pair, data, "--output", out, "--exclude", held_out)
+    assert answer.code == 0, answer.err
+    assert "left out, because they share text with held-out prompts: 1 conversations" in answer.out
+    assert [sample.id for sample in Prepared.open(out)] == ["second"]
+    refused = prepare(run, pair, data, "--output", out)
+    assert refused.code == 2
+    assert "exclude_sha256" in refused.err
+    everything = str(write(tmp_path / "more.jsonl", [{"id": "y", "messages": turns("Hi", "fox")}]))
+    none = prepare(run, pair, everything, "--output", str(tmp_path / "none"), "--exclude", held_out)
+    assert none.code == 2
+    assert "all 1 share text with the prompts of --exclude" in none.err

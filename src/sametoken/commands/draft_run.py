@@ -159,7 +159,7 @@ class DraftRun:
         prepared = self._state.results.get("prepare")
         if prepared is not None:
             return int(prepared["tokens"])
-        return round(made.conversations * self._state.content["rates"]["conversation_tokens"])
+        return round(made.conversations * float(self._state.content["rates"]["conversation_tokens"]))
 
     def _fit(self, made: DraftPlan) -> DraftPlan:
         """Plan with the epochs for which there is time when training begins; decided once."""

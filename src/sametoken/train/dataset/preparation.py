@@ -73,6 +73,14 @@ def tokenise(
                 yield Tokenised(row_id(row), found)
 
 
+def _messages(row: DataRow) -> list[dict[str, Any]]:
+    """Messages of a row; its text as a user's."""
+    if isinstance(text := row.entry.get("text"), str) and not any(row.entry.get(key) for key in CONVERSATION_KEYS):
+        return [{"role": "user", "content": text}]
+    record = parse_record(row)
+    return [] if record is None else record.messages
+
+
 def _tokenise(row: DataRow, tokenizer: Tokenizer, rules: Rules, all_tokens: bool) -> Masked | None:
     """Tokenise a row; None for a row without a conversation."""
     name = f"{row.where} (conversation {row_id(row)})"
@@ -118,7 +126,9 @@ def prepare(
         DataError: a row is no conversation, none of its tokens counts, the directory has another origin, or the disk
             is full.
     """
-    overlap = _Overlap(None if exclude is None else HeldOutRuns(exclude, partial(tokenizer.encode, add_special_tokens=False)))
+    overlap = _Overlap(
+        None if exclude is None else HeldOutRuns(exclude, partial(tokenizer.encode, add_special_tokens=False))
+    )
     rows = tokenise(
         files, tokenizer, end_of_turn=origin.end_of_turn, all_tokens=origin.all_tokens, template=origin.template,
         leave_out=overlap,
@@ -133,10 +143,12 @@ class _Overlap:
         self.held_out, self.found = held_out, 0
 
     def __call__(self, row: DataRow) -> bool:
-        record = None if self.held_out is None else parse_record(row)
-        shared = self.held_out is not None and record is not None and self.held_out.shares(record.messages)
+        shared = self.held_out is not None and self.held_out.shares(_messages(row))
         self.found += shared
         return shared
+
+    def __bool__(self) -> bool:
+        return self.found > 0
 
 
 def prepare_rows(
@@ -148,7 +160,7 @@ def prepare_rows(
     if (path / MANIFEST).exists():
         check_origin(path, origin)
         return Prepared.open(path)
-    gathered = _gather(rows, origin, progress, source)
+    gathered = _gather(rows, origin, progress, source, overlap)
     tensors = gathered.tensors()
     counted = count_tokens(tensors["tokens"], tensors["mask"], origin.vocab_size)
     coverage, vocabulary = None, None
@@ -215,7 +227,9 @@ class _Gathered:
         }
 
 
-def _gather(rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], None], source: str) -> _Gathered:
+def _gather(
+    rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], None], source: str, overlap: _Overlap | None
+) -> _Gathered:
     gathered = _Gathered()
     for name, masked in rows:
         if (largest := max(masked.tokens)) >= origin.vocab_size:
@@ -227,5 +241,8 @@ def _gather(rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], No
         progress()
     if not gathered.ids:
         what = f"of all {gathered.dropped} nothing counts in the first {origin.max_len} tokens; raise --max-len"
-        raise DataError(f"{source}: no samples: {what if gathered.dropped else 'no conversations'}")
+        if not gathered.dropped:
+            left_out = f"all {overlap.found} share text with the prompts of --exclude" if overlap else ""
+            what = left_out or "no conversations"
+        raise DataError(f"{source}: no samples: {what}")
     return gathered
