@@ -27,6 +27,11 @@ GSM8K = [{"question": "How many eggs?", "answer": "#### 18"}]
 OWN = [{"prompt": "a", "category": "odd"}, {"prompt": "b"}]
 CHATS = [{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}]
 
+ANSWERED = [  # by `sametoken synthesize`
+    {"conversation_id": "a", "conversations": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "x"}],
+     "truncated": True, "category": "travel"}
+]  # fmt: skip
+
 
 def written(tmp_path: Path, entries: list[Any]) -> str:
     file = tmp_path / "some.jsonl"
@@ -46,6 +51,7 @@ def turn(text: str) -> Conversation:
         (GSM8K, "gsm8k", ("math", turn("How many eggs?"), ())),
         (OWN, "prompts", ("odd", "a", ())),
         (CHATS, "conversations", ("all", Conversation(CHATS[0]["messages"]), ())),
+        (ANSWERED, "answered", ("travel", turn("u"), ())),
     ],
 )
 def test_a_format_is_recognised_by_its_keys(tmp_path: Path, entries: list[Any], label: str, first: object) -> None:
@@ -82,6 +88,8 @@ BAD = [
     ([{"text": "a", "id": 3}], "line 1: unknown format with the keys id, text; known formats"),
     ([{}], "(none)"),
     ([*SPEC_BENCH, {"text": "a"}], "line 4: unknown format with the keys text"),
+    ([{"conversations": [{"from": "human", "value": "u"}]}], "line 1: conversations must be a list of objects with"),
+    ([{"conversations": [{"role": "assistant", "content": "u"}]}], "line 1: conversations has no turn of a user"),
     ([{"prompt": "a", "messages": []}], "either prompt or messages"),
     ([{"category": "a", "turns": []}], "line 1: turns is '[]'"),
     ([{"category": "a", "turns": [3]}], "line 1: turn 1 is 3"),
