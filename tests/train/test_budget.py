@@ -65,12 +65,14 @@ def test_hidden_states_are_stored_where_they_take_at_most_half_of_the_disk():
 def test_training_gets_the_time_that_is_left():
     made = plan(RATES, LIMITS)
     tokens = round(made.conversations * RATES.conversation_tokens)
-    left = LIMITS.budget_s - LIMITS.spent_s - made.seconds["held-out"] - 2 * made.seconds["answers"]
-    as_planned = epochs_left(made, RATES, tokens, left - made.seconds["prepare"])
+    took = made.seconds["held-out"] + 2 * made.seconds["answers"] + made.seconds["prepare"]
+    left = LIMITS.budget_s - LIMITS.spent_s - took
+    as_planned = epochs_left(made, RATES, tokens, left, took)
     assert as_planned == pytest.approx(made.epochs, rel=0.2)
-    assert epochs_left(made, RATES, tokens, left / 2) < 0.6 * as_planned
-    assert epochs_left(made, RATES, tokens, 0.0) * tokens == pytest.approx(LEAST_STEPS * ROW)
-    assert epochs_left(made, RATES, 1000, left) == 20.0
+    assert epochs_left(made, RATES, tokens, left / 2, took) < 0.6 * as_planned
+    assert epochs_left(made, RATES, tokens, left, 2 * took) == epochs_left(made, RATES, tokens, left / 2, took)
+    assert epochs_left(made, RATES, tokens, 0.0, took) * tokens == pytest.approx(LEAST_STEPS * ROW)
+    assert epochs_left(made, RATES, 1000, left, took) == 20.0
 
 
 def test_times_are_read_and_written():

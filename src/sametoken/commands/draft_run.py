@@ -145,7 +145,7 @@ class DraftRun:
         free = shutil.disk_usage(job.out).free
         limits = Limits(self._budget_s, self.spent_s, state.content["available"], free, 2 * states * config.hidden_size)
         made = plan(rates, limits)
-        state.note(self.spent_s, plan=made._asdict(), budget_s=self._budget_s)
+        state.note(self.spent_s, plan=made._asdict(), budget_s=self._budget_s, planned_s=self.spent_s)
         tell(
             f"plan for {spell_time(self._budget_s)}, by {rates.answer_tokens / rates.conversation_s:.0f} tokens/s of "
             f"answers, {rates.hidden:.0f} of hidden states and {rates.training:.0f} of training:"
@@ -166,7 +166,8 @@ class DraftRun:
         state = self._state
         if "fitted" not in state.content:
             rates, tokens = Rates(**state.content["rates"]), self._tokens(made)
-            epochs = epochs_left(made, rates, tokens, self._budget_s - self.spent_s)
+            took_s = self.spent_s - state.content["planned_s"]
+            epochs = epochs_left(made, rates, tokens, self._budget_s - self.spent_s, took_s)
             state.note(self.spent_s, plan=made._replace(epochs=round(epochs, 2))._asdict(), fitted=True)
         return DraftPlan(**state.content["plan"])
 

@@ -21,7 +21,7 @@ class DraftState:
         settings: JSON values that decide the results; they must be those that the run was begun with.
 
     Attributes:
-        content: `rates`, `plan`, `budget_s`, `chosen` and `spent_s`, as they become known.
+        content: `rates`, `plan`, `budget_s`, `planned_s`, `chosen` and `spent_s`, as they become known.
         results: JSON of each finished stage; None for one that was left out.
 
     Raises:

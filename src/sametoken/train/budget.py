@@ -194,14 +194,16 @@ def _amount(rates: Rates, limits: Limits, left_s: float) -> tuple[int, float] | 
     return math.ceil(conversations), min(epochs, float(MOST_EPOCHS))
 
 
-def epochs_left(made: DraftPlan, rates: Rates, tokens: int, left_s: float) -> float:
+def epochs_left(made: DraftPlan, rates: Rates, tokens: int, left_s: float, took_s: float) -> float:
     """Epochs for the training that begins now: as many as the time allows, with at least `LEAST_STEPS` steps.
 
     Args:
         tokens: tokens of the samples.
         left_s: seconds that are left of the budget.
+        took_s: seconds of the stages so far; if they took longer than planned, so will the others.
     """
     seconds = made.seconds
+    left_s /= max(1.0, took_s / (seconds["held-out"] + 2 * seconds["answers"] + seconds["prepare"]))
     after = (HEADS - 1) * seconds["quantize"] + HEADS * seconds["bench"] + 2 * seconds["evaluate"]
     fixed = rates.load_s + made.evaluations * seconds["evaluate"]
     each = tokens * (1 / rates.training + (0 if made.hidden_states else 1 / rates.hidden))
