@@ -147,16 +147,13 @@ class _Overlap:
         self.found += shared
         return shared
 
-    def __bool__(self) -> bool:
-        return self.found > 0
-
 
 def prepare_rows(
     rows: Iterable[Tokenised], directory: str | Path, tokenizer: Tokenizer, origin: Origin,
     progress: Callable[[], None], source: str, overlap: _Overlap | None = None,
 ) -> Prepared:  # fmt: skip
     """Write samples as `prepare` does, from rows that are tokenised; `source` is their name in messages."""
-    path = user_path(directory)
+    path, overlap = user_path(directory), overlap or _Overlap(None)
     if (path / MANIFEST).exists():
         check_origin(path, origin)
         return Prepared.open(path)
@@ -174,7 +171,7 @@ def prepare_rows(
         stamps[VOCABULARY] = write_tensors(path / VOCABULARY, vocabulary._asdict())
     counts = Counts(
         len(gathered.ids), len(gathered.tokens), int(counted.sum()), gathered.truncated, gathered.dropped,
-        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage, 0 if overlap is None else overlap.found,
+        gathered.unserved, gathered.unended, int((counted > 0).sum()), coverage, overlap.found,
     )  # fmt: skip
     write_json(path / MANIFEST, Manifest(FORMAT, origin, counts, stamps).to_json())
     check_origin(path, origin)  # other processes may prepare it at the same time, with equal options only
@@ -228,7 +225,7 @@ class _Gathered:
 
 
 def _gather(
-    rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], None], source: str, overlap: _Overlap | None
+    rows: Iterable[Tokenised], origin: Origin, progress: Callable[[], None], source: str, overlap: _Overlap
 ) -> _Gathered:
     gathered = _Gathered()
     for name, masked in rows:
@@ -242,7 +239,7 @@ def _gather(
     if not gathered.ids:
         what = f"of all {gathered.dropped} nothing counts in the first {origin.max_len} tokens; raise --max-len"
         if not gathered.dropped:
-            left_out = f"all {overlap.found} share text with the prompts of --exclude" if overlap else ""
-            what = left_out or "no conversations"
+            left_out = f"all {overlap.found} share text with the prompts of --exclude"
+            what = left_out if overlap.found else "no conversations"
         raise DataError(f"{source}: no samples: {what}")
     return gathered
