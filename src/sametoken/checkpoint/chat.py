@@ -1,6 +1,6 @@
-"""A conversation into the prompt text that a model was trained on, by the chat template of its checkpoint.
+"""Rendering of conversations to prompt texts by the chat template of a checkpoint.
 
-Renders as `transformers.PreTrainedTokenizerBase.apply_chat_template` does, without importing transformers.
+The texts equal those of `transformers.PreTrainedTokenizerBase.apply_chat_template`; transformers is not imported.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sametoken.checkpoint.templating import END, START
 from sametoken.errors import CheckpointError, RequestError, shown
 from sametoken.files import read_text
 
-Templates = Mapping[str, str]  # by name; the one that is used unless tools are given is "default"
-Message = Mapping[str, Any]  # "role", "content" and whatever else the template reads
+Templates = Mapping[str, str]  # by name; "default" is used, or "tool_use" if there is one and tools are given
+Message = Mapping[str, Any]  # "role", "content" and further keys that the template reads
 TRIED: tuple[Message, ...] = ({"role": "user", "content": "Hello there"},)
-PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # code points without a meaning of their own
+PRIVATE = (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE))  # Unicode's code points for private use
 
 
 def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Templates:
-    """The chat templates of a checkpoint: files beside the tokenizer, or else the entry in tokenizer_config.json."""
+    """Read the chat templates of a checkpoint: files next to the tokenizer, else the entry in tokenizer_config.json."""
     files = {"default": directory / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     found = {name: _read(file) for name, file in files.items() if file.is_file()}
@@ -34,7 +34,7 @@ def read_templates(directory: Path, tokenizer_config: Mapping[str, Any]) -> Temp
 
 
 def read_template(given: str) -> str:
-    """A chat template from a file, by llama.cpp's name for it, or from its text, which has braces or blanks.
+    """Read a chat template, given as llama.cpp's name, as a file, or as a text, which has braces or blanks.
 
     Raises:
         CheckpointError: the file cannot be read, or the template is not valid.
@@ -46,23 +46,23 @@ def read_template(given: str) -> str:
         and (("\n" not in given and Path(given).is_file()) or " " not in given.strip())
     ):
         text = _read(Path(given))
-    _asked(text, None, {})
+    _render_in_process(text, None, {})
     return text
 
 
 def _read(file: Path) -> str:
     try:
         return read_text(file)
-    except (OSError, ValueError) as error:  # no UTF-8, or no name of a file
+    except (OSError, ValueError) as error:  # not UTF-8, or not a name of a file
         reason = getattr(error, "strerror", None) or error
         raise CheckpointError(f"chat template {file}: {reason}; expected Jinja in UTF-8, a file or a text") from error
 
 
 def named_templates(stated: object) -> Templates:
-    """The three forms of a template in tokenizer_config.json: one text, a list of named texts, or nothing.
+    """Chat templates of tokenizer_config.json, which states one text, several named texts or nothing.
 
     Raises:
-        CheckpointError: it is none of them.
+        CheckpointError: `stated` has another form.
     """
     match stated:
         case None:
@@ -83,14 +83,19 @@ def named_templates(stated: object) -> Templates:
 
 
 class Marked(NamedTuple):
-    """A rendered conversation and the [start, end) of every `{% generation %}` block in it, in characters."""
+    """Rendered conversation.
+
+    Attributes:
+        text: prompt text.
+        generated: [start, end) of each `{% generation %}` block in the text, in characters.
+    """
 
     text: str
     generated: list[tuple[int, int]]
 
 
 def render_marked(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> Marked:
-    """As `render`, with the places of what the template itself marks as generated; most templates mark nothing."""
+    """Render a conversation as `render`, and find its `{% generation %}` blocks; most templates have none."""
     said = json.dumps([messages, variables], ensure_ascii=False, default=str)
     opening, closing = islice(unused_signs(said), 2)
     text = render(templates, messages, {**variables, START: opening, END: closing})
@@ -107,12 +112,12 @@ def render_marked(templates: Templates, messages: Sequence[Message], variables: 
 
 
 def render_open(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-    """As `render`, up to the end of the last message's content: what a reply that continues it begins with.
+    """Render a conversation up to the end of the last message's content, which the reply continues.
 
-    Space at the end of that content stays where the template keeps it.
+    Space at the end of that content stays if the template keeps it.
 
     Raises:
-        RequestError: the last message has no text, or the template does not show it.
+        RequestError: the last message has no text, or the template changes it; also as `render`.
     """
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
@@ -126,17 +131,17 @@ def render_open(templates: Templates, messages: Sequence[Message], variables: Ma
 
 
 def unused_signs(text: str) -> Iterator[str]:
-    """Characters for private use that `text` does not hold."""
+    """Iterate over the characters for private use that are not in `text`."""
     return (sign for sign in map(chr, PRIVATE) if sign not in text)
 
 
 def render(templates: Templates, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-    """The prompt text of a conversation.
+    """Render a conversation to its prompt text.
 
     Args:
-        templates: from `read_templates`.
-        messages: the conversation, oldest first.
-        variables: what the template may read besides: special tokens, add_generation_prompt, tools.
+        templates: templates of `read_templates`.
+        messages: messages of the conversation, oldest first.
+        variables: further variables of the template: special tokens, add_generation_prompt, tools.
 
     Raises:
         RequestError: there is no template or no message, or the template refuses the conversation.
@@ -149,10 +154,10 @@ def render(templates: Templates, messages: Sequence[Message], variables: Mapping
     if wrong := [message for message in messages if not isinstance(message, Mapping) or "role" not in message]:
         raise RequestError(f"a message is {shown(wrong[0])}, expected an object with role and content")
     chosen = _choose(templates, with_tools=variables.get("tools") is not None)
-    return _asked(chosen, messages, variables)
+    return _render_in_process(chosen, messages, variables)
 
 
-def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping[str, Any]) -> str:
+def _render_in_process(template: str, messages: Sequence[Message] | None, variables: Mapping[str, Any]) -> str:
     """Render a chat template for messages; with None, only parse the template and return ""."""
     try:
         kind, said = ask(template, messages, variables)
@@ -175,17 +180,17 @@ def _asked(template: str, messages: Sequence[Message] | None, variables: Mapping
 
 
 def try_templates(templates: Templates, variables: Mapping[str, Any]) -> None:
-    """Try the templates that conversations choose once; one may refuse the conversation, as some do.
+    """Render a short conversation once with each template that is used; a template may refuse the conversation.
 
     Raises:
-        CheckpointError: a template is not valid, or takes too long or too much for two words.
+        CheckpointError: a template is not valid, or exceeds a limit of time, memory or length.
     """
     for name in ("default", "tool_use"):
         if name not in templates:
             continue
         try:
             kind, said = ask(templates[name], TRIED, variables)
-        except OSError:  # no process can be started: every conversation says so
+        except OSError:  # no process can be started: an error of each conversation
             return
         if kind in (templating.INVALID, templating.COSTLY):
             words = "is not valid: " if kind == templating.INVALID else ""
@@ -194,7 +199,7 @@ def try_templates(templates: Templates, variables: Mapping[str, Any]) -> None:
 
 
 def is_list(value: object) -> bool:
-    """True for what callers may give where several of something are expected."""
+    """True for a sequence that is neither text nor bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 

@@ -1,6 +1,6 @@
-"""Contents of a path where a checkpoint was expected, from the names of its files: tables, and their lookups.
+"""Descriptions of paths that are no checkpoint, from the names of their files: tables, and their lookups.
 
-Names alone decide, so that a repository of the Hub is judged before anything large is downloaded.
+Only names are needed, so that a repository of the Hub is refused before its weights are downloaded.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-RUN_PARTS = ("head", "draft")  # where `sametoken train` leaves what it trained, within its output directory
-CONVERTED = "sametoken.json"  # beside a whole model that transformers' Trainer saved with a head in training
+RUN_PARTS = ("head", "draft")  # directories of a trained head or draft, in the output of `sametoken train`
+CONVERTED = "sametoken.json"  # in the directory of a whole model that transformers' Trainer saved with a head
 
 GGUF = (
     "weights in GGUF, the format of llama.cpp; give the path of one .gguf file, a Hub id with the kind of the file "
@@ -32,7 +32,7 @@ FILES: dict[str, str] = {
     ".tar": "an archive; unpack it and give the directory",
     ".gz": "an archive; unpack it and give the directory",
 }
-# Patterns of names in a directory without config.json or without weights; the first that fits says what it is.
+# Descriptions of a directory without config.json or weights by patterns of file names; the first match counts.
 DIRECTORIES: dict[str, str] = {
     "adapter_config.json": "a LoRA adapter, which is not supported yet; merge it into its base model (peft's "
     "merge_and_unload), save that and give the result",
@@ -58,12 +58,12 @@ NAMES_SHOWN = 8  # names in an error
 
 
 def of_file(file: Path) -> str:
-    """Describe a file given where a directory was expected, and what to give instead."""
+    """Describe a file that was given in place of a directory, with a remedy."""
     return FILES.get(file.suffix.lower(), "not a checkpoint; expected a directory with config.json and weights")
 
 
 def of_names(names: Iterable[str]) -> str:
-    """Describe a directory by the names in it, as the end of a sentence about what is missing."""
+    """Describe a directory by the names in it, as the end of an error message."""
     names = sorted(name for name in names if not name.startswith("."))
     if not names:
         return "it is empty; expected a Hugging Face checkpoint"
@@ -76,7 +76,7 @@ def of_names(names: Iterable[str]) -> str:
 
 
 def of_directory(directory: Path) -> str:
-    """Describe a directory on disk as `of_names` does, and name a checkpoint within it."""
+    """Describe a directory on disk as `of_names`, and name a checkpoint within it."""
     try:
         names = [path.name for path in directory.iterdir()]
         inside = sorted(path.name for path in directory.iterdir() if (path / "config.json").is_file())
@@ -87,13 +87,13 @@ def of_directory(directory: Path) -> str:
 
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
-    """The names of architectures in a config.json, none where it states none or something else."""
+    """Names of architectures in a config.json; empty if it has no list of them."""
     stated = config.get("architectures")
     return [str(name) for name in stated] if isinstance(stated, list) else []
 
 
 def trained_part(directory: Path) -> Path | None:
-    """The head or draft of a training run's output directory, None if it is not one or has none yet."""
+    """Head or draft in the output directory of a training run; None for another directory or before one is saved."""
     if (directory / "config.json").exists() and not (directory / CONVERTED).exists():
         return None
     parts = (directory / part for part in RUN_PARTS)

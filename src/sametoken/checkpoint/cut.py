@@ -1,7 +1,7 @@
-"""The stream of a model's tensors with each one cut to what a rank holds of it, before it is copied into memory.
+"""Cut of stored tensors to the part of one tensor-parallel rank, before they are copied into memory.
 
 Queries, keys, values, gates, ups and logits are cut by outputs, `out` and `down` by inputs. A plain tensor is a view
-of its file until then, so that no rank has all of it in its own memory.
+of its mapped file until it is copied, so that no rank has a whole tensor in memory of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ BY_INPUTS = ("out", "down")
 
 
 def own_part(stored: Iterable[Item], config: ModelConfig, rules: DecoderRules, part: RankPart) -> Iterator[Item]:
-    """The tensors of a part.
+    """Yield the tensors of a rank's part.
 
     Args:
-        stored: of the whole model, from `load.decoder_weights`.
-        config, rules: of the whole model.
+        stored: tensors of the whole model, from `load.decoder_weights`.
+        config: configuration of the whole model.
+        rules: places of the whole model's tensors.
+        part: part of the rank.
 
     Raises:
-        UnsupportedModelError: a quantised weight cannot be cut there; says which numbers of ranks it can be cut for.
+        UnsupportedModelError: a quantised weight cannot be cut there; the message lists numbers of ranks that work.
     """
     for item in stored:
         place = rules.place(item.name)
@@ -40,7 +42,7 @@ def own_part(stored: Iterable[Item], config: ModelConfig, rules: DecoderRules, p
         layer = module.rpartition(".")[2]
         if layer in BY_INPUTS and kind == "weight":
             yield item._replace(tensor=_inputs(item, part))
-        elif layer in BY_INPUTS:  # the sum over ranks has the bias once
+        elif layer in BY_INPUTS:  # added by rank 0 alone, since the outputs of all ranks are summed
             whole = item.tensor
             yield item._replace(tensor=torch.zeros_like(whole) if part.rank and isinstance(whole, Tensor) else whole)
         elif layer == "head" and not part.whole_head:
@@ -52,7 +54,7 @@ def own_part(stored: Iterable[Item], config: ModelConfig, rules: DecoderRules, p
 
 
 def _pieces(layer: str, kind: str, item: Item, config: ModelConfig, rows: range | None) -> Sequence[int] | None:
-    """Outputs of the pieces that a tensor consists of, each of which is cut; None where it stays whole."""
+    """Number of outputs of each piece of a tensor, each of which is cut; None if the tensor stays whole."""
     outputs = item.tensor.shape[0]
     if kind == "sinks":
         return [outputs]
@@ -64,7 +66,7 @@ def _pieces(layer: str, kind: str, item: Item, config: ModelConfig, rows: range 
 
 
 def _outputs(tensor: Tensor | Coded, sizes: Sequence[int], part: RankPart) -> Tensor | Coded:
-    """The part's share of each piece, one below the other."""
+    """Outputs of the part in each piece, concatenated."""
     begin, own = 0, []
     for size in sizes:
         share = part.of(size)
@@ -74,7 +76,7 @@ def _outputs(tensor: Tensor | Coded, sizes: Sequence[int], part: RankPart) -> Te
 
 
 def _rows(tensor: Tensor | Coded, own: Sequence[range]) -> Tensor | Coded:
-    """Some outputs, one range below the other."""
+    """Ranges of outputs, concatenated."""
     if isinstance(tensor, Coded):
         return tensor.outputs(torch.cat([torch.arange(each.start, each.stop) for each in own]))
     cut = [tensor[each.start : each.stop] for each in own]
@@ -82,7 +84,7 @@ def _rows(tensor: Tensor | Coded, own: Sequence[range]) -> Tensor | Coded:
 
 
 def _inputs(item: Item, part: RankPart) -> Tensor | Coded:
-    """The part's share of the inputs."""
+    """Inputs of the part."""
     tensor = item.tensor
     share = part.of(tensor.shape[1])
     if isinstance(tensor, Tensor):

@@ -9,7 +9,7 @@ from sametoken.checkpoint.gguf.container import AGAIN
 
 
 def damaged(file: Path, error: Exception) -> str:
-    """Words for a weight file that cannot be read."""
+    """Error message for a weight file that cannot be read, with a remedy."""
     if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
         return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
     with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Experts that a file holds in one tensor, taken apart: one weight for each, under the name of a plain linear."""
+"""Split of tensors that hold all experts of a block: one weight per expert, under the name of a plain linear layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FUSED = re.compile(r"(.*\.(?:mlp|feed_forward)\.experts)\.(gate_up_proj|down_pro
 PACKED = re.compile(r"((.*\.mlp\.experts)\.(gate_up_proj|down_proj))_(blocks|scales)")  # gpt-oss in MXFP4
 SINGLE = re.compile(r"(.*\.(?:mlp|feed_forward)\.experts)\.\d+\.(gate_up_proj|down_proj)\.(weight|bias)")
 
-# Families whose files hold such weights as [experts, in, out], and those in which gates and ups alternate.
+# Families that store such weights as [experts, in, out], and those that interleave gates and ups.
 TURNED, PAIRED = ("gpt_oss", "llama4_text"), ("gpt_oss",)
 
 
@@ -28,7 +28,7 @@ def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme |
     """Yield the tensors, with each one that holds all experts of a block split into one tensor per expert.
 
     Args:
-        scheme: what the checkpoint states about quantised weights; None if they are not quantised.
+        scheme: quantisation scheme of the checkpoint; None if its weights are not quantised.
 
     Raises:
         CheckpointError: a tensor's first dimension is not the number of experts, or blocks and scales in MXFP4 are
@@ -56,14 +56,16 @@ def single_experts(stored: Iterable[Item], config: ModelConfig, scheme: Scheme |
 
 
 def _own_order(stored: Tensor, *, paired: bool) -> Tensor:
-    """A weight [in, out] or bias [out] as [out, ...], with gates before ups where they alternate."""
+    """Weight [in, out] or bias [out] as [out, ...], with gates before ups if they are interleaved (`paired`)."""
     turned = stored.t() if stored.dim() == 2 else stored
     return torch.cat([turned[::2], turned[1::2]]) if paired else turned
 
 
 def _unpacked(stored: Iterable[Item], count: int, scheme: Scheme) -> Iterator[Item]:
-    """Yield the tensors, with blocks [experts, out, in / 32, 16] and scales [experts, out, in / 32] of MXFP4 as one
-    weight for each expert."""
+    """Yield the tensors, with MXFP4 blocks and scales joined and split into one weight per expert.
+
+    Blocks are [experts, out, in / 32, 16], scales [experts, out, in / 32].
+    """
     waiting: dict[str, Item] = {}
     for item in stored:
         match = PACKED.fullmatch(item.name)
@@ -87,7 +89,7 @@ def _unpacked(stored: Iterable[Item], count: int, scheme: Scheme) -> Iterator[It
 
 
 def _packed_weights(blocks: Item, scales: Item, count: int, layer: WeightScheme) -> Iterator[Coded]:
-    """Each expert's weight, with its outputs in their stored order."""
+    """Weight of each expert, with outputs in the stored order."""
     codes = _bytes(blocks, "[experts, outputs, groups, 16]", lambda shape: len(shape) == 4 and shape[3] == 16)
     exponents = _bytes(scales, f"{list(codes.shape[:3])}", lambda shape: shape == codes.shape[:3])
     if len(codes) != count:
@@ -104,7 +106,7 @@ def _packed_weights(blocks: Item, scales: Item, count: int, layer: WeightScheme)
 
 
 def _bytes(item: Item, expected: str, fits: Callable[[tuple[int, ...]], bool]) -> Tensor:
-    """The item's tensor, if it holds bytes in a shape that fits."""
+    """Tensor of an item; raise CheckpointError unless it is uint8 of a shape that `fits`."""
     if isinstance(item.tensor, Tensor) and item.tensor.dtype == torch.uint8 and fits(item.tensor.shape):
         return item.tensor
     dtype = f"{item.tensor.dtype} " if isinstance(item.tensor, Tensor) else ""
@@ -115,7 +117,7 @@ def _bytes(item: Item, expected: str, fits: Callable[[tuple[int, ...]], bool]) -
 
 
 def joined_experts(tensors: Iterable[tuple[str, Tensor]], family: str) -> Iterator[tuple[str, Tensor]]:
-    """Tensors as the files of a family in TURNED have them: the reverse of `single_experts`."""
+    """Yield tensors in the layout of a family in TURNED: the reverse of `single_experts`."""
     found: dict[str, list[Tensor]] = defaultdict(list)
     for name, tensor in tensors:
         match = SINGLE.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Stored tensors into the parameters of a module: every parameter is filled exactly once."""
+"""Filling of a module's parameters from stored tensors, each row exactly once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sametoken.kernels.cpu.memory import new_memory, release
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Embedding, Linear
 
-CHUNK = 1 << 20  # numbers of a quantised tensor that are dequantised at once
+CHUNK = 1 << 20  # values of a quantised tensor that are dequantised at once
 PLAIN = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-MANY_ROWS = 2**16  # of a tensor of the vocabulary: freed memory goes back to the system after it
+MANY_ROWS = 2**16  # rows of a tensor (of the vocabulary) after which freed memory is returned to the system
 
 
 def load_parameters(
@@ -35,17 +35,17 @@ def load_parameters(
 ) -> None:
     """Fill every parameter of `module`, built on the meta device, from stored tensors in any order.
 
-    A parameter is allocated when its first piece arrives. When all parameters of a submodule that has a method
-    `pack()` are whole, it is called, and may replace them.
+    A parameter is allocated when its first piece is read. When all parameters of a submodule are complete, its method
+    `pack()` is called if it has one, and may replace them.
 
     Args:
-        module: holds the shapes; its parameters are on the meta device.
-        stored: the tensors, for example from `read_tensors`.
-        rules: where each name belongs.
-        dtype: of the parameters after loading.
-        device: of the parameters after loading.
-        pack: whether to call `pack()` at all; what will be trained stays plain, and quantised weights become so.
-        filled: called with the name of a submodule when all of its own parameters are whole; it may replace them.
+        module: module with its parameters on the meta device.
+        stored: stored tensors, for example from `read_tensors`.
+        rules: place of each stored name.
+        dtype: dtype of the parameters after loading.
+        device: device of the parameters after loading.
+        pack: false for training: `pack()` is not called, and quantised weights are dequantised.
+        filled: called with the name of a submodule when all its own parameters are complete; it may replace them.
 
     Raises:
         CheckpointError: names are missing, unexpected or duplicate (all reported together), a shape does not fit,
@@ -85,16 +85,16 @@ def load_parameters(
 
 
 class _Filling:
-    """Rows of each parameter that have arrived."""
+    """State of `load_parameters`: the rows of each parameter that are filled."""
 
     def __init__(
         self, module: nn.Module, dtype: torch.dtype, device: torch.device, pack: bool, filled: Callable[[str], None]
     ) -> None:
         self.module, self.dtype, self.device, self.pack, self.filled = module, dtype, device, pack, filled
-        # Taken before anything is packed, since packing may take parameters out of the module.
+        # Listed before packing, which may remove parameters from the module.
         self.shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
         self.claimed: dict[str, list[range]] = defaultdict(list)
-        self.coded: dict[str, bool] = {}  # whether a parameter's parts are quantised
+        self.coded: dict[str, bool] = {}  # true for a parameter with quantised parts
         self.waiting = Counter({name: shape[0] for name, shape in self.shapes.items()})
         self.open = Counter(_parent(name) for name in self.shapes)
 
@@ -102,7 +102,7 @@ class _Filling:
         return range(self.shapes[place.parameter][0]) if place.rows is None else place.rows
 
     def claim(self, place: ParameterRows) -> bool:
-        """Reserve the rows of a place; False if some of them were already taken."""
+        """Reserve the rows of a place; return False if one of them is reserved already."""
         rows, taken = self.rows(place), self.claimed[place.parameter]
         if any(rows.start < other.stop and other.start < rows.stop for other in taken):
             return False
@@ -110,7 +110,7 @@ class _Filling:
         return True
 
     def fill(self, place: ParameterRows, item: Stored | Item) -> None:
-        """Copy a stored tensor into its rows, and pack the submodule if that made it whole."""
+        """Copy a stored tensor into its rows, and pack the submodule if that completes it."""
         name, rows, stored = place.parameter, self.rows(place), item.tensor
         expected = (len(rows), *self.shapes[name][1:])
         if tuple(item.tensor.shape) != expected:
@@ -134,11 +134,11 @@ class _Filling:
             )
         self._check_alike(name, item, coded=linear and self.pack and isinstance(stored, Coded))
         if isinstance(stored, Tensor) and isinstance(module, Linear) and linear and self._packs_parts(module):
-            finite = module.place(rows.start, stored)  # its only copy
+            finite = module.place(rows.start, stored)  # the only copy
         else:
             target = self._parameter(name)[rows.start : rows.stop]
             copy_numbers(stored, target)
-            # aminmax carries NaN and Inf through, without the mask as large as the tensor that isfinite would need.
+            # aminmax propagates NaN and Inf, without the mask of the size of the tensor that isfinite needs.
             finite = target.is_meta or bool(torch.stack(torch.aminmax(target)).isfinite().all())
         if not finite:
             raise CheckpointError(
@@ -155,7 +155,7 @@ class _Filling:
         return isinstance(module, Embedding) and module.adopts(stored)
 
     def _adopt(self, name: str, rows: range, item: Stored | Item, weight: Coded) -> None:
-        """Leave a quantised weight to its linear layer."""
+        """Set a quantised weight in its linear layer or embedding, without dequantising it."""
         module = self.module.get_submodule(_parent(name))
         if not isinstance(module, Linear | Embedding):
             raise UnsupportedModelError(
@@ -173,7 +173,7 @@ class _Filling:
             ) from error
 
     def _check_alike(self, name: str, item: Stored | Item, *, coded: bool) -> None:
-        """Refuse a parameter of which some parts are quantised and others are not."""
+        """Raise UnsupportedModelError if some parts of a parameter are quantised and others are not."""
         if self.coded.setdefault(name, coded) != coded:
             words = ("quantised", "plain") if coded else ("plain", "quantised")
             raise UnsupportedModelError(
@@ -183,7 +183,7 @@ class _Filling:
             )
 
     def missing(self, rules: Places) -> list[str]:
-        """Stored names that would fill the rows that have not arrived."""
+        """Names of the stored tensors for the rows that are still empty."""
         waiting = [name for name, left in self.waiting.items() if left]
         return [source for name in waiting for source in rules.sources(name, self.claimed[name])]
 
@@ -212,7 +212,7 @@ class _Filling:
 
 
 def copy_numbers(stored: Tensor | Coded, target: Tensor) -> None:
-    """Copy a tensor, or what codes mean: some rows of it at a time, since torch needs several copies in float32."""
+    """Copy a tensor, dequantised some rows at a time, since torch needs several copies in float32."""
     if isinstance(stored, Tensor):
         target.copy_(stored)
     if target.is_meta or isinstance(stored, Tensor):
@@ -228,7 +228,7 @@ def _parent(name: str) -> str:
 
 
 def _listed(kind: str, names: list[str]) -> list[str]:
-    """One phrase for a kind of problem, none if there is no such problem."""
+    """List of one phrase for a kind of problem; empty without names."""
     if not names:
         return []
     more = f", and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
@@ -236,6 +236,6 @@ def _listed(kind: str, names: list[str]) -> list[str]:
 
 
 def _is_empty_bias(item: Stored | Item) -> bool:
-    """GPTQ's tools write biases of zeros for layers that have none."""
+    """True for a bias of zeros, which GPTQ's tools write for layers without a bias."""
     bias = item.tensor if item.name.endswith(".bias") else None
     return isinstance(bias, Tensor) and (bias.is_meta or not bias.any())

@@ -1,4 +1,4 @@
-"""The sampling that the makers of a model recommend, from its generation_config.json. vLLM reads the same keys."""
+"""Recommended sampling of a model, from its generation_config.json; the keys are those that vLLM reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "generation_config.json"
 
 
 def recommended_sampling(directory: Path) -> dict[str, Any]:
-    """Names and values of sampling parameters that the file states; empty without the file.
+    """Read the sampling parameters that the file states, by name; empty without the file.
 
     Raises:
         CheckpointError: the file cannot be read, or a value is out of range.

@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file on the meta device, from its header alone: no data is read."""
+"""Tensors of a safetensors file on the meta device, from its header alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from sametoken.checkpoint.damage import damaged
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
-# As safetensors names them.
+# By their names in safetensors.
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
@@ -25,11 +25,12 @@ MOST_HEADER = 100_000_000  # bytes, safetensors' own limit
 
 
 class StoredPlace(NamedTuple):
-    """A tensor of a file.
+    """Tensor of a safetensors file.
 
     Attributes:
-        tensor: on the meta device.
-        start: of its data, in bytes from the start of the file.
+        name: name in the file.
+        tensor: shape and dtype, on the meta device.
+        start: offset of the data from the start of the file, in bytes.
     """
 
     name: str
@@ -38,7 +39,7 @@ class StoredPlace(NamedTuple):
 
 
 def safetensors_header(file: Path) -> list[StoredPlace]:
-    """The tensors of a safetensors file in the order of their data, which need not be there.
+    """Tensors of a safetensors file in the order of their data, which may be missing.
 
     Raises:
         CheckpointError: the header is truncated or damaged.

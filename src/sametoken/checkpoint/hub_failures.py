@@ -45,7 +45,7 @@ def failure_of(model: str, revision: str | None, error: Exception) -> str:
 
 
 def _unreachable(model: str, error: Exception) -> str:
-    """Words for a model that is not in the cache while the Hub cannot be asked."""
+    """Error message for a model that is not in the cache while the Hub cannot be reached."""
     from huggingface_hub import constants
 
     cause = error.__cause__
@@ -53,7 +53,7 @@ def _unreachable(model: str, error: Exception) -> str:
         return _refused(model, cause)
     start = f"{model} is neither a directory here{_nearest(model)} nor in the cache {constants.HF_HUB_CACHE}, "
     if cause is None or constants.HF_HUB_OFFLINE:
-        return start + "and offline mode forbids asking the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
+        return start + "and offline mode forbids requests to the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
     return start + (
         f"and {constants.ENDPOINT} cannot be reached ({type(cause).__name__}: {first_line(cause)}); check the "
         "connection, the proxy and HF_ENDPOINT, or copy the directory"
@@ -61,7 +61,7 @@ def _unreachable(model: str, error: Exception) -> str:
 
 
 def _refused(model: str, error: Any) -> str:
-    """Words for an answer of the Hub that is an error."""
+    """Error message for an error response of the Hub."""
     status = error.response.status_code
     if status == 401:
         return f"the Hub refused the token for {model} (401); make a new one at https://huggingface.co/settings/tokens"
@@ -77,7 +77,7 @@ def _nearest(model: str) -> str:
 
 
 def nearest_directory(path: Path) -> str:
-    """ " (nearest: ...)" with the directory beside `path` whose name is most like its own, if one is."""
+    """Text " (nearest: ...)" with the sibling directory whose name is most like that of `path`; "" if none is."""
     try:
         siblings = [p.name for p in path.parent.iterdir() if p.is_dir()]
     except OSError:
@@ -87,5 +87,5 @@ def nearest_directory(path: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
+    """First line of an error's message that is not blank."""
     return next((line for line in str(error).splitlines() if line.strip()), "no details")
