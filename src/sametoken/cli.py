@@ -89,7 +89,7 @@ EXAMPLES = {
 }
 LESS_MEMORY = (
     "use smaller batches, a shorter context, less of the memory for the cache (--kv-cache-free-memory-fraction) or "
-    "weights in fewer bits; `sametoken doctor MODEL` says what fits"
+    "weights in fewer bits; `sametoken doctor MODEL` shows what fits"
 )
 SHORT = re.compile(r"-[A-Za-z]{2}[\w-]*")
 HELP_NAMES = {"help_option_names": ["-h", "--help"]}

@@ -71,7 +71,7 @@ def test_memory_that_runs_out_is_one_line() -> None:
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: memory ran out: ")
-    assert "`sametoken doctor MODEL` says what fits" in last
+    assert "`sametoken doctor MODEL` shows what fits" in last
     assert "Traceback" not in done.stderr
 
 
@@ -84,7 +84,7 @@ def test_another_runtime_error_is_not_taken_for_it(run: Any, monkeypatch: pytest
         run("generate", "--prompt", "Hello")
 
 
-@pytest.mark.parametrize(("integrated", "words"), [(True, "drop_caches"), (False, "says what fits")])
+@pytest.mark.parametrize(("integrated", "words"), [(True, "drop_caches"), (False, "shows what fits")])
 def test_cached_files_on_a_gpu_that_shares_memory(
     integrated: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

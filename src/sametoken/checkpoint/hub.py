@@ -1,6 +1,6 @@
-"""A model's name into a directory on disk and its config.json; the only room that knows transformers and the Hub.
+"""Resolution of a model's name to a directory on disk, and its config.json.
 
-Both libraries are imported inside functions: `import transformers` alone costs more than a second.
+Transformers and the Hub's client are imported inside functions: `import transformers` takes more than a second.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ SMALL_FILES = (
     "modules.json",
     "*_Pooling/config.json",
 )
-QUANTISED = "hf_quant_config.json"  # where Model-Optimizer says how the weights are stored
+QUANTISED = "hf_quant_config.json"  # Model-Optimizer's file with the format of the weights
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "medusa_lm_head.pt")
-# Copies of the weights in other layouts, which many repositories carry in subdirectories or beside the first.
+# Copies of weights and tokenizers in other layouts, which many repositories have in subdirectories or at the top.
 NOT_NEEDED = (
     "*/*.index.json",
     "tokenizer*/*",
@@ -60,7 +60,7 @@ NOT_NEEDED = (
 )
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+(:[\w./-]+)?)?")
-GGUF_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+:[\w./-]+")  # with the kind or the name of a file
+GGUF_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+:[\w./-]+")  # with the quantisation type or the name of a file
 
 
 def resolve(
@@ -74,29 +74,28 @@ def resolve(
     offline: bool = False,
     quiet: bool = False,
 ) -> Path:
-    """The directory of a model: a local one as it is, anything else downloaded from the Hub into its cache.
+    """Return the directory of a model: a local one as it is, otherwise downloaded from the Hub into its cache.
 
-    Downloads only configuration, tokenizer and one set of weights, with progress on stderr; files that are already
-    in the cache are not fetched again, and an interrupted file is resumed or fetched anew. Weights come last: when
-    configuration and tokenizer are there, the names and sizes of the weights are compared with what can be loaded and
-    with the free space.
+    Configuration, tokenizer and one set of weights are downloaded, with progress on stderr. Cached files are not
+    downloaded again; an interrupted file is resumed or downloaded anew. Weights come last, after `check` and a
+    comparison of their sizes with the free space.
 
     Args:
-        model: a directory, a GGUF file, a Hub id such as "Qwen/Qwen3-0.6B", or one with the kind of a GGUF file, such
-            as "Qwen/Qwen3-0.6B-GGUF:Q8_0"; the usual kind is taken where a repository holds nothing else and none is
-            named.
-        revision: branch, tag or commit of the Hub repository; by default its main branch.
-        check: called with the directory of configuration and tokenizer before weights are downloaded, if any are to be;
-            what it raises ends the download.
-        weights: False leaves them out; `index` adds what names their tensors.
-        token: access token; by default HF_TOKEN or the stored login.
-        offline: use the cache only; HF_HUB_OFFLINE=1 has the same effect.
-        quiet: show no progress.
+        model: directory, GGUF file, Hub id such as "Qwen/Qwen3-0.6B", or Hub id with the quantisation type of a GGUF
+            file, such as "Qwen/Qwen3-0.6B-GGUF:Q8_0"; without a type, the usual one of a repository of GGUF files.
+        revision: branch, tag or commit of the Hub repository; None for its main branch.
+        check: called with the directory of configuration and tokenizer if weights are to be downloaded; its errors end
+            the download.
+        weights: false to leave out the weights.
+        index: true to include the index of the weights' tensors.
+        token: access token; None for HF_TOKEN or the stored login.
+        offline: true to use the cache only, as HF_HUB_OFFLINE=1 does.
+        quiet: true to show no progress.
 
     Raises:
-        CheckpointError: `model` is written as a path and is not a readable directory, or holds no weights.
-        UnsupportedModelError: a GGUF file holds what cannot be computed.
-        HubError: the repository is unknown, closed, out of reach, not wholly cached, or larger than the free space.
+        CheckpointError: `model` is a path but not a readable directory, or has no weights.
+        UnsupportedModelError: the content of a GGUF file is not supported.
+        HubError: the repository is unknown, closed, unreachable, partly cached, or larger than the free space.
     """
     if not isinstance(model, str | Path) or not str(model).strip():
         raise CheckpointError(f"the model is {shown(model)}, expected a directory or a Hub id (owner/name)")
@@ -124,7 +123,7 @@ def resolve(
 
     if kind:
         sizes = None if offline else _listed(model, revision, token)
-        if sizes is None:  # the cache is all there is
+        if sizes is None:  # only the cache is available
             cached = fetch(SMALL_FILES)
             sizes = _cached(cached)
         return _published(model, kind, sizes, fetch)
@@ -132,7 +131,7 @@ def resolve(
     if not weights:
         return directory
     listed = None if offline else _listed(model, directory.name, token)
-    if listed is None:  # the cache is all there is
+    if listed is None:  # only the cache is available
         directory = fetch(SMALL_FILES + SAFETENSORS)
         if any(directory.glob("*.safetensors")):
             return directory
@@ -154,7 +153,7 @@ def resolve(
 
 
 def _only_file(directory: Path) -> Path:
-    """The directory, or what stands for its GGUF file where there is one, and no config.json."""
+    """Directory itself, or the directory that stands for its only GGUF model if it has no config.json."""
     if (directory / "config.json").exists():
         return directory
     found = models(file.name for file in directory.iterdir() if file.suffix.lower() == ".gguf")
@@ -162,7 +161,7 @@ def _only_file(directory: Path) -> Path:
 
 
 def _published(model: str, kind: str, sizes: Mapping[str, int], fetch: Callable[[tuple[str, ...]], Path]) -> Path:
-    """The directory that stands for the GGUF file of a kind, or for the one that people mean by none."""
+    """Directory that stands for the GGUF file of a quantisation type; "" is the usual type."""
     files = chosen_files(model, kind, sizes)
     if not kind:
         LOG.info(f"{model} holds weights in GGUF: {files[0]} is taken; name another kind after a colon")
@@ -171,19 +170,19 @@ def _published(model: str, kind: str, sizes: Mapping[str, int], fetch: Callable[
 
 
 def _opened(file: Path) -> Path:
-    """The directory that stands for a GGUF file."""
+    """Directory that stands for a GGUF file."""
     from sametoken.checkpoint.gguf.directory import directory_of
 
     return directory_of(file, opened_directory())
 
 
 def _cached(directory: Path) -> dict[str, int]:
-    """The GGUF files of a snapshot in the cache, which take no more room."""
+    """GGUF files of a cached snapshot, each with 0 bytes to download."""
     return {file.relative_to(directory).as_posix(): 0 for file in directory.rglob("*.gguf")}
 
 
 def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]:
-    """The files that match a pattern, without copies of the weights in other layouts."""
+    """Files that match a pattern, without copies of the weights in other layouts."""
     return {
         name: size
         for name, size in listed.items()
@@ -193,19 +192,19 @@ def _matching(listed: dict[str, int], patterns: Iterable[str]) -> dict[str, int]
 
 
 def _listed(model: str, commit: str | None, token: str | None) -> dict[str, int] | None:
-    """Names and bytes of all files of a Hub repository, None where the Hub cannot be asked."""
+    """Names and sizes in bytes of all files of a Hub repository; None if the Hub does not list them."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     try:
         tree = HfApi(token=token).list_repo_tree(model, revision=commit)
         return {entry.path: int(entry.size or 0) for entry in tree if isinstance(entry, RepoFile)}
-    except Exception:  # offline, broken connections and refusals alike: the download that follows says what is wrong
+    except Exception:  # offline, broken connections and refusals: the download that follows raises the error
         return None
 
 
 def _check_space(model: str, needed: int) -> None:
-    """Refuse a download that the disk of the cache cannot hold."""
+    """Raise HubError if a download is larger than the free space on the disk of the cache."""
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
@@ -219,7 +218,7 @@ def _check_space(model: str, needed: int) -> None:
 
 
 def cache_directory() -> Path:
-    """Directory of the Hub's models, whether it exists yet or not."""
+    """Directory of the Hub's models, which may not exist yet."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -231,10 +230,10 @@ def opened_directory() -> Path:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json of a model that can be loaded, without what `stored_scheme` reads: how its weights are quantised.
+    """Read config.json of a supported model, without the quantisation scheme, which `stored_scheme` reads.
 
     Raises:
-        CheckpointError: it is missing, unreadable or not a JSON object, or belongs to a head.
+        CheckpointError: config.json is missing, unreadable or not a JSON object, or belongs to a head.
         UnsupportedModelError: the architecture or the format of the weights is not implemented.
     """
     if not directory.is_dir():
@@ -261,8 +260,8 @@ def stored_scheme(directory: Path) -> Scheme | None:
     """Quantisation scheme that a checkpoint directory states, None if its weights are not quantised.
 
     Raises:
-        CheckpointError: what it states is damaged.
-        UnsupportedModelError: weights of this format cannot be computed with.
+        CheckpointError: the scheme is malformed.
+        UnsupportedModelError: weights of this format are not supported.
     """
     try:
         return read_scheme(read_json(directory / "config.json") or {}, read_json(directory / QUANTISED))
@@ -271,7 +270,7 @@ def stored_scheme(directory: Path) -> Scheme | None:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The JSON object in a file, `None` if there is no such file.
+    """Read the JSON object in a file; None if there is no such file.
 
     Raises:
         CheckpointError: the file cannot be read, or is not a JSON object.
@@ -287,7 +286,7 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a directory as transformers builds it, for the layouts that only transformers can read.
+    """Build the tokenizer of a directory with transformers, for layouts that only transformers reads.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -302,7 +301,7 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
         ) from None
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # its readers raise whatever their parsers raise
+    except Exception as error:  # its readers pass on the errors of their parsers
         raise CheckpointError(
             f"{directory}: transformers cannot load the tokenizer ({type(error).__name__}: {first_line(error)}); "
             "expected tokenizer.json or tokenizer.model beside config.json"
@@ -312,7 +311,7 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
 def _download(
     model: str, revision: str | None, patterns: tuple[str, ...], *, token: str | None, offline: bool, quiet: bool
 ) -> Path:
-    """A snapshot of the files of a Hub repository that match `patterns`."""
+    """Download the files of a Hub repository that match `patterns`; return the snapshot's directory."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils import tqdm
 
@@ -332,5 +331,5 @@ def _download(
                 tqdm_class=Hidden if quiet else tqdm,
             )
         )
-    except Exception as error:  # network, disk and protocol errors come from several libraries; all become words
+    except Exception as error:  # network, disk and protocol errors, from several libraries
         raise HubError(failure_of(model, revision, error)) from error

@@ -53,7 +53,7 @@ def _unreachable(model: str, error: Exception) -> str:
         return _refused(model, cause)
     start = f"{model} is neither a directory here{_nearest(model)} nor in the cache {constants.HF_HUB_CACHE}, "
     if cause is None or constants.HF_HUB_OFFLINE:
-        return start + "and offline mode forbids requests to the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
+        return start + "and offline mode excludes the Hub; run once without HF_HUB_OFFLINE, or copy the directory"
     return start + (
         f"and {constants.ENDPOINT} cannot be reached ({type(cause).__name__}: {first_line(cause)}); check the "
         "connection, the proxy and HF_ENDPOINT, or copy the directory"

@@ -1,4 +1,4 @@
-"""Identity of the model in a directory: a hash that does not read all its weights."""
+"""Hash that identifies the model in a directory without reading all its weights."""
 
 from __future__ import annotations
 

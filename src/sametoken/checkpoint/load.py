@@ -1,4 +1,4 @@
-"""A checkpoint directory as a decoder: its tensors, with quantised layers and experts put together, in their places."""
+"""Loading of a checkpoint directory as a decoder, with quantised layers and experts assembled on the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
 from sametoken.checkpoint.tensors import WEIGHT_FILES, read_tensors, tensor_names, weight_files
-from sametoken.checkpoint.tensors import Stored as Stored  # the same
+from sametoken.checkpoint.tensors import Stored as Stored  # likewise
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
 from sametoken.kernels.cpu.threads import serial_torch
@@ -47,23 +47,23 @@ def load_decoder(
     watch: Callable[[], object] = lambda: None,
     rope_scaling: Mapping[str, Any] | None = None,
 ) -> Decoder:
-    """The decoder of a checkpoint directory with its weights in place.
+    """Load the decoder of a checkpoint directory with its weights.
 
     Args:
-        directory: holds config.json and weights, as `hub.resolve` returns it.
-        dtype: of all parameters, whatever the files hold.
-        device: where the parameters live.
-        max_seq_len: longest sequence to serve; by default what config.json states.
+        directory: directory with config.json and weights, as `hub.resolve` returns it.
+        dtype: dtype of the plain parameters, independent of the files'.
+        device: device of the parameters.
+        max_seq_len: longest sequence in tokens; None for the limit in config.json.
         quantization: a name in `model.formats.names`, or "none".
-        part: what this process holds of the decoder.
-        cache: take packed weights from the cache of them, or write them there, see `weight_cache`.
-        watch: called before each tensor; loading ends with the error that it raises.
+        part: part of the decoder that this process holds.
+        cache: true to read packed weights from `weight_cache`, or write them there.
+        watch: called before each tensor; an error that it raises ends loading.
         rope_scaling: RoPE in place of the file's, see `ModelConfig.from_hf`.
 
     Raises:
         CheckpointError: a file is missing, unreadable or does not fit the configuration.
         UnsupportedModelError: the architecture or the weight format is not implemented.
-        ConfigError: the weights are quantised already, or cannot be cut into so many parts.
+        ConfigError: the weights are quantised already, or cannot be cut into `part.size` parts.
     """
     stated = read_config(directory)
     refuse_to_round_again(directory, quantization)
@@ -83,8 +83,8 @@ def load_decoder(
             decoder.begin_rope_tables(device)
             if weight_cache.restored(decoder, entry):
                 return decoder
-            decoder = _empty(own, dtype, quantization)  # parts of it are filled
-        # Compiled code reads the weights in parallel; torch's threads would wait for each other over what is left.
+            decoder = _empty(own, dtype, quantization)  # the first one is partly filled
+        # Compiled code reads the weights in parallel; in the remaining work, torch's threads would wait for each other.
         compiled = device.type == "cpu" and library() is not None
         with serial_torch() if compiled else nullcontext():
             stored = own_part(_watched(decoder_weights(directory, config), watch), config, rules, part)
@@ -111,11 +111,12 @@ def _empty(config: ModelConfig, dtype: torch.dtype, quantization: str) -> Decode
 
 
 def refuse_to_round_again(directory: Path, quantization: str, option: str = "quantization") -> None:
-    """Raise `ConfigError` where weights that are quantised already would be rounded to another format.
+    """Raise `ConfigError` if weights that are quantised already would be rounded to another format.
 
     Args:
-        directory: of a model or a head. `quantization`: a name in `model.formats.names`, or "none".
-        option: name of the option that asked for it.
+        directory: directory of a model or a head.
+        quantization: a name in `model.formats.names`, or "none".
+        option: name of the option, for the error.
     """
     if quantization != "none" and (scheme := stored_scheme(directory)) is not None:
         raise ConfigError(
@@ -125,11 +126,11 @@ def refuse_to_round_again(directory: Path, quantization: str, option: str = "qua
 
 
 def read_weights(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored | Item]:
-    """The tensors of a model or a head, with those of each layer that another tool quantised as one weight.
+    """Iterate over the tensors of a model or a head, with those of each quantised layer as one weight.
 
     Args:
-        names: the weight files that it may have, the first that is there counts.
-        data: False gives tensors on the meta device, from the files' headers alone.
+        names: names of weight files; the first that exists is read.
+        data: false for tensors on the meta device, from the headers alone.
 
     Raises:
         CheckpointError: as `read_tensors`; also for quantised layers whose tensors do not fit each other or
@@ -152,6 +153,6 @@ def read_weights(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: 
 
 
 def decoder_weights(directory: Path, config: ModelConfig) -> Iterator[Item]:
-    """The tensors of a decoder, with each expert's weights under their own names; raises as `read_weights`."""
+    """Iterate over the tensors of a decoder, with separate weights for each expert; raise as `read_weights`."""
     stored = (Item(*item) for item in read_weights(directory))
     return single_experts(stored, config, stored_scheme(directory))

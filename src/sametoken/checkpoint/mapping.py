@@ -1,6 +1,6 @@
-"""Place of each tensor of a Hugging Face checkpoint in the decoder: a table, and the lookups that read it.
+"""Place of each tensor of a Hugging Face checkpoint in the decoder: a table, and its lookups.
 
-Covers all supported families, with separate projections or fused ones (Phi-3), with and without `model.`.
+The table covers all supported families, with separate or fused (Phi-3) projections, with and without `model.`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from sametoken.model.expert_config import ExpertConfig
 from sametoken.model.latent_config import LatentConfig
 
-# Stored module -> module of the decoder, and the piece of it when several stored modules are fused into one.
+# Stored module -> module of the decoder, and the name of its piece if several stored modules are fused there.
 # `N` stands for an index, of the block or of an expert; the fused form of a name comes before its parts.
 TABLE: dict[str, tuple[str, str | None]] = {
     "embed_tokens": ("embed", None),
@@ -53,17 +53,17 @@ TABLE: dict[str, tuple[str, str | None]] = {
     "lm_head": ("head", None),
 }
 
-# Norms after attention and the MLP have GLM-4's names above. Where there are none before (OLMo 2), or by other names
-# (Gemma), `post_attention_layernorm` is the one after attention.
+# In the table, norms after attention and after the MLP have GLM-4's names. In OLMo 2 (no norms before them) and Gemma
+# (other names for those), `post_attention_layernorm` is the norm after attention.
 _OLMO = {
     ".post_attention_layernorm.": ".post_self_attn_layernorm.",
     ".post_feedforward_layernorm.": ".post_mlp_layernorm.",
 }
-# Sigmoid routing: a bias for the choice alone, and shared experts as one.
+# Sigmoid routing: a bias that affects only the choice of experts, and all shared experts as one MLP.
 _SHARED = {".mlp.gate.e_score_correction_bias": ".mlp.choice_bias", ".mlp.shared_experts.": ".mlp.shared_expert."}
 _GEMMA = {**_OLMO, ".pre_feedforward_layernorm.": ".post_attention_layernorm."}
 
-# Parts of names for which a family has other words in its files, by its words; read in this order, written in reverse.
+# Parts of names in the files of a family -> parts of names in TABLE; replaced in this order, in reverse when written.
 SPELLINGS: dict[str, dict[str, str]] = {
     "deepseek_v2": _SHARED,
     "deepseek_v3": _SHARED,
@@ -77,31 +77,31 @@ SPELLINGS: dict[str, dict[str, str]] = {
     "mixtral": {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."},
 }
 
-# What stands before the names of a decoder's tensors: the longest first. Models that read images have them nested.
+# Prefixes of the names of a decoder's tensors, the longest first; models that read images nest the decoder.
 PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
 IMAGES = re.compile(r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual)\..*")
 
-# Projections that a family's files hold together, by parts of our names.
+# Parts of decoder names whose projections are stored fused, by family.
 FUSED = {
     "glm": (".gate_up.",), "glm4": (".gate_up.",), "gpt_oss": (".experts.",), "llama4_text": (".each.",), "phi3": (".",)
 }  # fmt: skip
 
-# Families with images whose names of the text part do not begin with PREFIXES[0].
+# Prefixes of the text part's names in families with images, if other than PREFIXES[0].
 OUTSIDE = {"llama4_text": "language_model.model."}
 
-# Buffers that older exporters wrote beside the weights; they follow from config.json.
+# Buffers that older exporters stored with the weights; their values follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 FURTHER = re.compile(r"model\.layers\.(\d+)\.")
 
-# Heads that Model-Optimizer keeps in the checkpoint of the model that they draft for; they are a draft of their own.
+# Names of a draft's heads that Model-Optimizer stores in the checkpoint of the target.
 HEADS = "medusa_heads."
 
 _INDEX = re.compile(r"\b\d+\b")
 
 
 class Shapes(Protocol):
-    """The facts of a `ModelConfig` that decide where the pieces of a fused tensor lie."""
+    """Values of a `ModelConfig` that determine the names of tensors and the rows of fused ones."""
 
     @property
     def num_heads(self) -> int: ...
@@ -128,30 +128,35 @@ class Shapes(Protocol):
 
 
 class ParameterRows(NamedTuple):
-    """A parameter of the decoder, and the rows of it that one stored tensor fills; `None` means all rows."""
+    """Rows of a parameter of the decoder that one stored tensor fills.
+
+    Attributes:
+        parameter: name of the parameter.
+        rows: rows that are filled; None for all.
+    """
 
     parameter: str
     rows: range | None
 
 
 class Places(Protocol):
-    """Places of stored tensors; `DecoderRules` of a decoder, and those of the heads."""
+    """Places of stored tensors; `DecoderRules` for a decoder, other classes for heads."""
 
     def ignores(self, name: str) -> bool:
         """True for a stored tensor that needs no place."""
         ...
 
     def place(self, name: str) -> ParameterRows | None:
-        """Place of a stored tensor, `None` if it has none."""
+        """Place of a stored tensor; None without one."""
         ...
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
-        """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
+        """Names of the stored tensors for the rows of a parameter that are not `taken`, for an error message."""
         ...
 
 
 class SameNames:
-    """The places of tensors that are stored under the names of the parameters."""
+    """Places of tensors that are stored under the names of the parameters."""
 
     def ignores(self, name: str) -> bool:
         return False
@@ -165,16 +170,16 @@ class SameNames:
 
 @dataclass(frozen=True)
 class DecoderRules:
-    """The table above, for one model.
+    """Places of the tensors of one decoder: TABLE, with the names and shapes of its model.
 
     Attributes:
-        rows: for every piece of a fused tensor, the rows it occupies there.
-        tied: the output head reads the embedding, so a stored head is a copy that is not needed.
-        spellings: parts of names in the files, and what they are in the table.
-        fused: parts of our names whose pieces the files hold together.
-        prefix: of the names in the files, as transformers writes them.
-        images: the files also hold a part that reads images, which is left out.
-        further: blocks behind the decoder's own that are left out.
+        rows: rows of each piece within its fused tensor.
+        tied: true if the output head is the embedding; a stored head is then ignored.
+        spellings: parts of names in the files -> parts of names in TABLE.
+        fused: parts of decoder names whose pieces are stored fused.
+        prefix: prefix of the names in the files, as transformers writes them.
+        images: true if the files also hold a part that reads images, which is ignored.
+        further: numbers of the blocks after the decoder's own, which are ignored.
     """
 
     rows: Mapping[str, range]
@@ -186,7 +191,7 @@ class DecoderRules:
     further: range = range(0)
 
     def ignores(self, name: str) -> bool:
-        """True for a stored tensor that the decoder derives or shares, so that it needs no place."""
+        """True for a stored tensor that the decoder derives, shares or does not have."""
         derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
         unread = self.images and IMAGES.fullmatch(name) is not None
         block = FURTHER.match(name) if self.further else None
@@ -194,7 +199,7 @@ class DecoderRules:
         return derived or unread or (self.tied and name.removeprefix("language_model.") == "lm_head.weight")
 
     def place(self, name: str) -> ParameterRows | None:
-        """Place of the stored tensor `name`, or `None` if the families above have no such tensor."""
+        """Place of the stored tensor `name`; None if TABLE has no such tensor."""
         for stored, meant in self.spellings.items():
             name = name.replace(stored, meant)
         prefix = next((each for each in PREFIXES if name.startswith(each)), "") if self.images else "model."
@@ -205,7 +210,7 @@ class DecoderRules:
         return ParameterRows(f"{filled(ours, indices)}.{kind}", self.rows[piece] if piece else None)
 
     def sources(self, parameter: str, taken: Sequence[range]) -> list[str]:
-        """The stored names that would fill the rows of a parameter that are not `taken`: words for an error."""
+        """Names of the stored tensors for the rows of a parameter that are not `taken`, for an error message."""
         path, indices, kind = split_name(parameter)
         stored = [(name, piece) for name, (ours, piece) in self._table() if ours == path]
         names = [name for name, piece in stored if piece and self.rows[piece] not in taken] if taken else [stored[0][0]]
@@ -213,7 +218,7 @@ class DecoderRules:
         return [f"{self._written(name, indices, kind)}{hint}" for name in names]
 
     def stored(self, parameter: str) -> list[tuple[str, range | None]]:
-        """The names under which transformers writes a parameter, each with its rows; None is all of them."""
+        """Names under which transformers stores a parameter, each with its rows; None for all rows."""
         fused = any(part in parameter for part in self.fused)
         path, indices, kind = split_name(parameter)
         found = [(name, piece) for name, (ours, piece) in self._table() if ours == path]
@@ -221,11 +226,11 @@ class DecoderRules:
         return [(self._written(name, indices, kind), self.rows[piece] if piece else None) for name, piece in wanted]
 
     def _table(self) -> list[tuple[str, tuple[str, str | None]]]:
-        """The lines of the table whose pieces this model has."""
+        """Lines of TABLE whose pieces this model has."""
         return [(name, place) for name, place in TABLE.items() if place[1] is None or place[1] in self.rows]
 
     def _written(self, path: str, indices: Sequence[str], kind: str) -> str:
-        """A stored name of the table in the family's spelling."""
+        """Name of a tensor in the files, from its path in TABLE."""
         prefix = self.prefix
         if path == "lm_head":
             prefix = prefix.removesuffix("model.") if prefix.endswith(".model.") else ""
@@ -236,20 +241,20 @@ class DecoderRules:
 
 
 def split_name(name: str) -> tuple[str, tuple[str, ...], str]:
-    """A tensor's name as (module with N for each index, indices, weight or bias)."""
+    """Split the name of a tensor into module with N for each index, indices, and weight or bias."""
     path, _, kind = name.rpartition(".")
     return _INDEX.sub("N", path), tuple(_INDEX.findall(path)), kind
 
 
 def filled(path: str, indices: Sequence[str]) -> str:
-    """A module's name with its indices in the places of N."""
+    """Name of a module with its indices in place of N."""
     for index in indices:
         path = path.replace("N", index, 1)
     return path
 
 
 def rules_for(config: Shapes) -> DecoderRules:
-    """The rules for one model's shapes: rows q, k, v and gate, up follow each other in the fused tensors."""
+    """Places of the tensors of one model; in fused tensors, q, k, v and gate, up follow each other."""
     query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     width = config.intermediate_size
     rows = {

@@ -1,8 +1,8 @@
-"""A decoder's weights as the compiled kernels read them, in a safetensors file that is mapped and not read.
+"""Packed weights of a decoder, in the layout of the compiled kernels, in a safetensors file that is mapped.
 
-Tensors lie at multiples of 64 bytes. The file `FACTS` beside it has what the weights are, a digest of itself and of the
-other file's header, and the time when that file was written, so that a damaged or changed entry is found without its
-data being read.
+Tensors lie at multiples of 64 bytes. A second file, `FACTS`, has the format of each weight, a digest of these formats
+and of the first file's header, and the time when the first file was written, so that a damaged or changed entry is
+found without reading its data.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sametoken.model.linear import Embedding, Linear
 
 FILE, FACTS = "weights.safetensors", "entry.json"
 ALIGNMENT = 64  # bytes of a cache line
-PIECE = 64 << 20  # bytes that are written at once
-SAME_NS = 1 << 30  # about a second: some archives and file systems keep whole ones
+PIECE = 64 << 20  # bytes of one write
+SAME_NS = 1 << 30  # tolerance of times, about a second: some archives and file systems keep whole seconds
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_packed(decoder: Decoder, place: Path, version: int) -> None:
-    """Write the two files of a decoder on the CPU into a directory; raise OSError as files do."""
+    """Write the two files of a decoder on the CPU into the directory `place`; may raise OSError."""
     weights = dict(_packed(decoder))
     tensors = {
         f"{name}/{part}": each for name, packed in weights.items() for part, each in stored_parts(packed).items()
@@ -50,7 +50,7 @@ def write_packed(decoder: Decoder, place: Path, version: int) -> None:
 
 
 def packed_bytes(decoder: Decoder) -> int:
-    """Bytes of the files that `write_packed` writes, without their headers."""
+    """Size in bytes of the files that `write_packed` writes, without their headers."""
     packed = sum(each.nbytes for _, each in _packed(decoder))
     return packed + sum(each.nbytes for each in decoder.parameters())
 
@@ -59,7 +59,7 @@ def read_packed(decoder: Decoder, place: Path, version: int) -> None:
     """Fill a decoder on the meta device with the weights that `write_packed` wrote.
 
     Raises:
-        CheckpointError, OSError, ValueError, KeyError, TypeError: the files are damaged or of something else.
+        CheckpointError, OSError, ValueError, KeyError, TypeError: the files are damaged or of another decoder.
     """
     file, facts = place / FILE, json_object(place / FACTS)
     stated: Mapping[str, Any] = facts["weights"]
@@ -69,7 +69,7 @@ def read_packed(decoder: Decoder, place: Path, version: int) -> None:
         (length,) = struct.unpack("<Q", opened.read(8))
         if facts["digest"] != _digest(opened.read(min(length, file.stat().st_size)), stated, version):
             raise ValueError("its header is not the one that was written")
-        # Writable copies of pages, since torch has no tensors that cannot be written to; nobody writes.
+        # Copy-on-write pages, since torch has no read-only tensors; no code writes to them.
         pages = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
     read_ahead(pages)
     parts: dict[str, dict[str, Tensor]] = {}
@@ -92,7 +92,7 @@ def read_packed(decoder: Decoder, place: Path, version: int) -> None:
 
 
 def _packed(decoder: Decoder) -> Iterator[tuple[str, PackedWeight]]:
-    """Packed weights by the name of their module; token vectors that a tied head reads too come once."""
+    """Iterate over packed weights by module name; an embedding with a tied head comes once."""
     for name, module in decoder.named_modules():
         if isinstance(module, Embedding) and module.table is not None:
             yield name, module.table
@@ -104,7 +104,7 @@ def _packed(decoder: Decoder) -> Iterator[tuple[str, PackedWeight]]:
 
 def _place(decoder: Decoder, name: str, packed: PackedWeight) -> None:
     owner = decoder.get_submodule(name.rpartition(".")[0])
-    if isinstance(owner, Embedding):  # its head, which is a module only once it is there
+    if isinstance(owner, Embedding):  # the head of a tied embedding, a module that `restore` makes
         owner.restore(packed, table=False)
         return
     module = decoder.get_submodule(name)
@@ -117,7 +117,7 @@ def _place(decoder: Decoder, name: str, packed: PackedWeight) -> None:
 
 
 def _write(tensors: Mapping[str, Tensor], file: Path) -> bytes:
-    """Write a safetensors file and return its header; those whose size is no multiple of `ALIGNMENT` come last."""
+    """Write a safetensors file and return its header; tensors with a size off `ALIGNMENT` come last."""
     ordered = sorted(tensors.items(), key=lambda item: (item[1].nbytes % ALIGNMENT > 0, -item[1].element_size()))
     entries, end = {}, 0
     for name, tensor in ordered:

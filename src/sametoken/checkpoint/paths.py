@@ -1,4 +1,4 @@
-"""Paths as users write them, and files that options name."""
+"""Expansion of paths from users, and JSON files that options name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sametoken.files import json_object, parse_object
 
 
 def user_path(given: str | Path) -> Path:
-    """A path with `~` and `~name` written out.
+    """Path with `~` and `~name` expanded.
 
     Raises:
         ConfigError: there is no such user.
@@ -22,10 +22,10 @@ def user_path(given: str | Path) -> Path:
 
 
 def read_keys(option: str, file: str | None) -> dict[str, Any]:
-    """The JSON object in a file that an option names, or in the option's own text; an empty one for no file.
+    """Read the JSON object in a file that an option names, or in the option's own text; an empty one for None.
 
     Raises:
-        ConfigError: there is no such file, or it holds something else.
+        ConfigError: there is no such file, or it is not a JSON object.
     """
     if file is None:
         return {}

@@ -1,6 +1,6 @@
-"""Names of targets and drafts into directories; what can be refused is refused before weights are downloaded.
+"""Directories of targets and drafts by name, checked before weights are downloaded.
 
-A draft may be named by the training run that made it: its head or draft is then taken, and the log says so.
+A draft may be given as the output directory of a training run: its head or draft is then used, with a warning.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ Check = Callable[[Path], object]
 
 
 def target_directory(model: str, revision: str | None = None, check: Check | None = None) -> Path:
-    """The directory of a target: "embedded", a directory, or a Hub id.
+    """Directory of a target.
 
     Args:
-        check: refuses a target by its configuration and tokenizer before its weights are downloaded, if they are to be;
-            by default whatever cannot be loaded is refused.
+        model: "embedded", a directory, or a Hub id.
+        revision: branch, tag or commit of the Hub repository; None for its main branch.
+        check: raises an error for a target by its configuration and tokenizer, before its weights are downloaded; None
+            refuses targets that cannot be loaded.
 
     Raises:
         SametokenError: there is no such model, or it is refused.
@@ -34,10 +36,12 @@ def target_directory(model: str, revision: str | None = None, check: Check | Non
 
 
 def draft_directory(draft: str, revision: str | None = None, check: Check | None = None) -> Path:
-    """The directory of a draft model or a head: an embedded name, a directory, a training run, or a Hub id.
+    """Directory of a draft model or a head.
 
     Args:
-        check: as above, for draft models that have a tokenizer; what config.json calls a head is not checked.
+        draft: embedded name, directory, output directory of a training run, or Hub id.
+        revision: branch, tag or commit of the Hub repository; None for its main branch.
+        check: as in `target_directory`, for draft models that have a tokenizer; heads are not checked.
 
     Raises:
         SametokenError: there is no such draft, or it is refused.

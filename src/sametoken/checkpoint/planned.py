@@ -1,7 +1,7 @@
-"""Plan of a model's memory, from headers alone: a decoder on the meta device, filled as `load` fills one.
+"""Plan of a model's memory from headers alone: a decoder on the meta device, filled as in `load`.
 
-Blocks that are stored alike are planned once. Where weight files are not there, the index says which tensors there are
-and config.json says their shapes.
+Blocks that are stored alike are planned once. If weight files are absent, tensor names are read from the index, and
+shapes from config.json.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ EXPERT = re.compile(r"(\.experts\.)\d+(\.)")
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model as it will be.
+    """Sizes of a model, or of a part of it, in files and in memory.
 
     Attributes:
-        config: of the part that was asked for, with the engine's context limit.
-        stored: bytes and tensors of its files, by format. Of files that are not there they follow from config.json.
-        stated_bytes: what the index says about all files, None without one.
+        config: configuration of the part, with the engine's context limit.
+        stored: bytes and tensors of the files, by format; computed from config.json if files are absent.
+        stated_bytes: bytes of all files according to the index; None without one.
         held: bytes and weights in memory, by format.
-        outside: bytes of `held` that no block has: token vectors, output head, norm, rotary tables.
+        outside: bytes of `held` outside of blocks: embedding, output head, norm, rotary tables.
     """
 
     config: ModelConfig
@@ -63,7 +63,7 @@ class PlannedModel:
 
 
 class _Blocks(NamedTuple):
-    """Blocks that are stored alike, by their number in the files; the first one stands for all."""
+    """Blocks that are stored alike, by their numbers in the files; the first is planned for all."""
 
     layers: tuple[int, ...]
 
@@ -76,11 +76,11 @@ def planned_model(
     directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none",
     part: RankPart = WHOLE,
 ) -> PlannedModel:  # fmt: skip
-    """Plan of what `load.load_decoder` would hold with the same arguments, on the device that `planned_for` names.
+    """Plan the memory of the decoder that `load.load_decoder` returns for these arguments; see `planned_for` for CUDA.
 
     Raises:
-        CheckpointError, UnsupportedModelError: as `load_decoder`, as far as headers show it.
-        ConfigError: the model cannot be cut into so many parts.
+        CheckpointError, UnsupportedModelError: as `load_decoder`, for errors that headers show.
+        ConfigError: the model cannot be cut into `part.size` parts.
     """
     config, scheme = ModelConfig.from_hf(read_config(directory), max_seq_len), stored_scheme(directory)
     file = directory / LINK if (directory / LINK).exists() else directory
@@ -116,7 +116,7 @@ def planned_model(
 
 
 def _stated(directory: Path) -> dict[str, Tensor | Coded | None]:
-    """Every tensor by its name; None where only an index names it."""
+    """Tensors by name; None for a tensor that only an index names."""
     if (directory / LINK).exists():
         return dict(read_gguf(directory / LINK, data=False))
     if absent := absent_tensors(directory):
@@ -130,7 +130,7 @@ def _layer(name: str) -> int | None:
 
 
 def _alike(found: Mapping[str, Tensor | Coded | None]) -> list[_Blocks]:
-    """The groups of blocks whose tensors have the same names, shapes and dtypes."""
+    """Groups of blocks whose tensors have equal names, shapes and dtypes."""
     facts: dict[int, set[object]] = defaultdict(set)
     for name, tensor in found.items():
         match = LAYER.fullmatch(name)
@@ -149,7 +149,7 @@ def _facts(tensor: Tensor | Coded) -> object:
 
 
 def _shortened(config: ModelConfig, layers: list[int]) -> ModelConfig:
-    """The facts of a model of these blocks alone."""
+    """Configuration of a model with only the blocks `layers`."""
     experts, windows, last = config.experts, config.sliding_windows, config.num_layers - 1
     kept = [min(layer, last) for layer in layers]
     if experts is not None:
@@ -161,7 +161,7 @@ def _shortened(config: ModelConfig, layers: list[int]) -> ModelConfig:
 
 
 def _moved(name: str, ours: Mapping[int, int]) -> str:
-    """The name of a tensor with the place of its block among those that are planned."""
+    """Name of a tensor with the number of its block among the planned blocks."""
     match = LAYER.fullmatch(name)
     return name if match is None else f"{match[1]}{ours[int(match[2])]}{match[3]}"
 
@@ -169,7 +169,7 @@ def _moved(name: str, ours: Mapping[int, int]) -> str:
 def _indexed(
     names: Iterable[str], decoder: Decoder, config: ModelConfig, scheme: Scheme | None, ours: Mapping[int, int]
 ) -> dict[str, Tensor | Coded]:
-    """The tensors of an index in the shapes that the decoder's parameters have."""
+    """Tensors of an index, with shapes from the parameters of the decoder."""
     names = list(names)
     shapes = {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
     index = _Index(shapes, rules_for(config), config, scheme, modules(names))
@@ -193,7 +193,7 @@ class _Index(NamedTuple):
     quantised: Mapping[str, set[str]]
 
     def shape(self, name: str, moved: str) -> tuple[tuple[int, ...], torch.dtype]:
-        """Of the tensor `name`, which is `moved` in the decoder; a single float32 for what is no weight."""
+        """Shape and dtype of the tensor `name`, called `moved` in the decoder; one float32 if it is no weight."""
         dtype: torch.dtype = getattr(torch, self.config.dtype)
         if self.config.experts is not None and (packed := PACKED.fullmatch(moved)):
             count, rows, inputs = self._fused(packed[2], packed[3], "weight")
@@ -214,7 +214,7 @@ class _Index(NamedTuple):
         return self.config.experts.count, *(self._placed(f"{prefix}.0.{part}.{kind}") or (1, 1))
 
     def _placed(self, name: str) -> tuple[int, ...] | None:
-        """The shape that a tensor must have for its place in the decoder, None if it has none."""
+        """Shape of the place of a tensor in the decoder; None without a place."""
         place = self.rules.place(name)
         if place is None or place.parameter not in self.shapes:
             return None
@@ -229,7 +229,7 @@ def _times(shares: Mapping[str, Share], times: int) -> dict[str, Share]:
 def _sizes(
     directory: Path, stored: Mapping[str, Tensor | Coded], scheme: Scheme | None, times: Mapping[str, int]
 ) -> dict[str, Share]:
-    """Bytes and tensors of the files by format; the tensors of a quantised weight count as its format."""
+    """Bytes and tensors of the files by format; all tensors of a quantised weight count for its format."""
     if (directory / LINK).exists():
         entries = read_container(directory / LINK).entries.values()
         return summed({entry.type.name: Share(entry.nbytes, 1)} for entry in entries)
@@ -246,7 +246,7 @@ def _sizes(
 
 
 def _total(directory: Path) -> int | None:
-    """Bytes of all weight files as their index states them."""
+    """Bytes of all weight files according to their index; None if it has no such number."""
     try:
         stated = json_object(directory / INDEX)["metadata"]["total_size"]
     except (OSError, ValueError, KeyError, TypeError):

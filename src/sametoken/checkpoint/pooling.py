@@ -21,28 +21,28 @@ MODES: dict[str, Literal["last", "mean", "first"]] = {
 
 
 class Pooling(NamedTuple):
-    """One vector per text.
+    """Pooling of the hidden states of a text to one vector.
 
     Attributes:
-        mode: the state of the last token, the mean of all, or the state of the first.
-        normalize: whether vectors have length 1.
+        mode: state of the last token, mean of all states, or state of the first token.
+        normalize: true to scale vectors to length 1.
     """
 
     mode: Literal["last", "mean", "first"]
     normalize: bool
 
     def __call__(self, states: Tensor) -> Tensor:
-        """[H], float32, of the last hidden states of a text after the final norm [S, H]."""
+        """Pool the last hidden states of a text after the final norm, [S, H], to float32 [H]."""
         states = states.float()
         vector = states.mean(0) if self.mode == "mean" else states[-1 if self.mode == "last" else 0]
         return torch.nn.functional.normalize(vector, dim=0) if self.normalize else vector
 
 
 def read_pooling(directory: Path) -> Pooling | None:
-    """Read the pooling of the model in a directory; None where it is no embedding model.
+    """Read the pooling of the model in a directory; None if it is no embedding model.
 
     Raises:
-        CheckpointError: the files are damaged, or ask for a module that is not supported.
+        CheckpointError: the files are damaged, or name a module that is not supported.
     """
     if not (directory / FILE).exists():
         return None

@@ -1,4 +1,4 @@
-"""Tensors as they come into safetensors files of a Hugging Face checkpoint: one shard at a time is in memory."""
+"""Writer of the safetensors files of a Hugging Face checkpoint, with one shard at a time in memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ WEIGHTS = "model.safetensors"
 
 
 class Shards:
-    """The weight files of a directory that nobody reads yet.
+    """Writer of weight files into a directory that no process reads yet.
 
     Args:
-        directory: is there and empty of weights.
-        most: bytes of a shard, unless one tensor has more.
+        directory: existing directory without weights.
+        most: limit of a shard in bytes, unless one tensor is larger.
     """
 
     def __init__(self, directory: Path, most: int = SHARD_BYTES) -> None:
         self._directory, self._most = directory, most
         self._waiting: dict[str, Tensor] = {}
-        self._files: list[list[str]] = []  # names in each shard that is written
+        self._files: list[list[str]] = []  # names in each written shard
         self.size = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """A tensor; the shard is written when it is full. Raises OSError or SafetensorError as the files do."""
+        """Add a tensor, and write the shard when it is full; may raise OSError or SafetensorError."""
         if self._waiting and sum(each.nbytes for each in self._waiting.values()) + tensor.nbytes > self._most:
             self._write()
         self._waiting[name] = tensor.contiguous()
         self.size += tensor.nbytes
 
     def finish(self) -> None:
-        """Write what waits, give the shards their names, and write their index if there are several."""
+        """Write the last shard, rename the shards, and write their index if there are several."""
         self._write()
         count = len(self._files)
         names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
@@ -54,6 +54,6 @@ class Shards:
         part.touch()
         mode = part.stat().st_mode
         save_file(self._waiting, part, metadata={"format": "pt"})
-        part.chmod(mode)  # safetensors writes files that only their owner can read
+        part.chmod(mode)  # safetensors writes files that only the owner can read
         self._files.append(list(self._waiting))
         self._waiting = {}

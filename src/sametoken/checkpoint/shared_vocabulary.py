@@ -1,4 +1,4 @@
-"""The check that two models share a vocabulary."""
+"""Check that two models share a vocabulary."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sametoken.checkpoint.tokenizer import FILES, Tokenizer
 from sametoken.errors import DraftMismatchError
 
 SETTINGS = "tokenizer_config.json"
-OLDER = ("special_tokens_map.json", "added_tokens.json")  # transformers reads them too
+OLDER = ("special_tokens_map.json", "added_tokens.json")  # also read by transformers
 CONFIGS = ("config.json", "generation_config.json")
 READ = ("model_type", "eos_token_id", "text_config")
 
 
 def same_files(target: Path, draft: Path) -> bool:
-    """True if two checkpoints state one tokenizer in equal files, whose chat templates may differ.
+    """True if the tokenizer files of two checkpoints are equal, apart from chat templates.
 
-    Such tokenizers are equal, and reading one of 150,000 tokens to compare it takes a second.
+    Equal files save loading the tokenizers to compare them: one of 150,000 tokens takes a second.
     """
     names = _names(target)
     try:
         equal = names == _names(draft) and all(cmp(target / name, draft / name, shallow=False) for name in names)
-    except OSError:  # whoever reads the tokenizer names the file
+    except OSError:  # the error follows, with the file, when the tokenizer is read
         return False
     return equal and _stated(target) == _stated(draft)
 
@@ -42,13 +42,13 @@ def _stated(directory: Path) -> tuple[object, ...]:
 
 
 def check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
-    """Refuse a draft whose token ids mean something else than the target's.
+    """Check that token ids mean the same tokens in the target and in the draft.
 
-    Compared are the vocabularies id by id, which ids are special, BOS, and that some token ends a text for both: an
-    instruction-tuned target has more end tokens than a base draft. Padding rows of the models play no part.
+    The vocabularies are compared id by id, and so are the special ids and BOS. One common end token is enough: an
+    instruction-tuned target has more of them than a base draft. Padding rows of the models are ignored.
 
     Raises:
-        DraftMismatchError: with the first difference.
+        DraftMismatchError: they differ; the message has the first difference.
     """
     ours, theirs = ({index: text for text, index in t.vocab().items()} for t in (target, draft))
     for index in sorted(ours.keys() | theirs.keys()):

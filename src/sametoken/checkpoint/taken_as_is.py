@@ -1,4 +1,4 @@
-"""Test for a `tokenizer.json` that transformers would use unchanged, so that it can be read without transformers."""
+"""Test for a `tokenizer.json` that transformers uses unchanged, so that it can be read without transformers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from sametoken.errors import CheckpointError, shown
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# Marks of a gap in a text, which only settings have that were written from a GGUF file.
+# Tokens of fill-in-the-middle, which only settings have that were written from a GGUF file.
 GAP = ("fim_pre_token", "fim_suf_token", "fim_mid_token", "fim_rep_token", "fim_sep_token", "fim_pad_token")
 
-# (model_type, tokenizer_class) for which transformers takes tokenizer.json as it is. For others it rebuilds the
-# tokenizer from the vocabulary and its own idea of the family, which need not agree with the file.
+# (model_type, tokenizer_class) for which transformers uses tokenizer.json unchanged. For others, transformers rebuilds
+# the tokenizer from the vocabulary and rules of its own for the family, which may differ from the file.
 TAKEN_AS_IS = {
     ("llama", "PreTrainedTokenizer"),
     ("llama", "TokenizersBackend"),
@@ -34,7 +34,7 @@ def is_taken_as_is(
 ) -> bool:
     """True if `AutoTokenizer` would use tokenizer.json and change nothing in it (transformers 5.23).
 
-    Files of another shape than theirs are left to transformers, which says what is wrong with them.
+    False for malformed files, so that transformers reads them and raises the error.
     """
     try:
         return _is_unchanged(directory, config, settings, content)
@@ -51,7 +51,7 @@ def _is_unchanged(
     added = content.get("added_tokens", [])
     stated = settings.get("added_tokens_decoder")
     if stated is None:
-        # Only then does transformers look into the older files.
+        # Without this key, transformers reads the older files.
         if any((directory / name).exists() for name in ("special_tokens_map.json", "added_tokens.json")):
             return False
     elif {int(index): token for index, token in stated.items()} != {
@@ -65,7 +65,7 @@ def _is_unchanged(
 
 
 def spelling(token: object) -> str:
-    """A special token's spelling; configurations give a text, or an object with flags that hub files repeat."""
+    """Spelling of a special token, which configurations state as a text or as an object with flags."""
     text = token.get("content") if isinstance(token, dict) else token
     if isinstance(text, str):
         return text
