@@ -1,7 +1,7 @@
-"""Chat templates by llama.cpp's names, for `--chat-template NAME`, as data from which Jinja is made.
+"""Chat templates by llama.cpp's names, for `--chat-template NAME`, as data from which Jinja is generated.
 
-Source: src/llama-chat.cpp of llama.cpp; a test compares with the texts of its tests. What llama.cpp's tokenizers put
-before a prompt is in the templates here, since a chat template has it otherwise too.
+Source: src/llama-chat.cpp of llama.cpp; a test compares the results with the texts of llama.cpp's tests. The templates
+include the tokens that llama.cpp's tokenizers put before a prompt, as other chat templates do.
 """
 
 from __future__ import annotations
@@ -19,14 +19,18 @@ class Form(NamedTuple):
     """Format in which a conversation is rendered as text.
 
     Attributes:
-        system, user, assistant: a turn of each role; {} is its content, {t} that without blanks around it, {role} its
-            role, {ROLE} that in capitals. Where there is no text for a role, turns have the one before. `tool`: a
-            result of a tool; without it: as the user's.
-        reply: the beginning of a reply.
-        bos: whether the token that begins texts comes first. `start`: the text after it.
-        opens: what precedes the first turn, and each after the assistant's. `again`: the latter where it differs.
-        merges: the system's text stands before the user's next, with two newlines.
-        without: what stands in the place of a system's turn where the conversation does not begin with one.
+        system: turn of the system; in all turns {} is the content, {t} the content without surrounding blanks, {role}
+            the role, {ROLE} the role in capitals.
+        user: turn of the user; "" for `system`.
+        assistant: turn of the assistant; "" for `user`.
+        reply: beginning of a reply.
+        tool: result of a tool; "" for `user`.
+        bos: true if the text begins with BOS.
+        start: text at the beginning, after BOS.
+        opens: text before the first turn, and before each turn after the assistant's.
+        again: text before a turn after the assistant's, if other than `opens`.
+        merges: true if the system's text is put before the next user's, with two newlines between them.
+        without: text in place of a system turn in a conversation that begins without one.
     """
 
     system: str
@@ -43,21 +47,21 @@ class Form(NamedTuple):
 
 
 def jinja(form: Form) -> str:
-    """A form as a chat template."""
+    """Chat template of a form."""
     roles = {"system": form.system, "user": form.user or form.system, "assistant": form.assistant or form.user}
     roles["assistant"] = roles["assistant"] or form.system
-    text = (BOS if form.bos else "") + _say(form.start)
+    text = (BOS if form.bos else "") + _expression(form.start)
     if form.merges:
         text += "{% set first = namespace(text='') %}"
     if form.without:
-        text += "{% if messages[0]['role'] != 'system' %}" + _say(form.without) + "{% endif %}"
+        text += "{% if messages[0]['role'] != 'system' %}" + _expression(form.without) + "{% endif %}"
     text += "{% for message in messages %}"
     if form.opens:
         again = form.again or form.opens
-        text += "{% if loop.first %}" + _say(form.opens) + "{% elif loop.previtem['role'] == 'assistant' %}"
-        text += _say(again) + "{% endif %}"
-    text += "{% if message['role'] == 'assistant' %}" + _say(roles["assistant"])
-    system, user = _say(roles["system"]), _say(roles["user"])
+        text += "{% if loop.first %}" + _expression(form.opens) + "{% elif loop.previtem['role'] == 'assistant' %}"
+        text += _expression(again) + "{% endif %}"
+    text += "{% if message['role'] == 'assistant' %}" + _expression(roles["assistant"])
+    system, user = _expression(roles["system"]), _expression(roles["user"])
     if form.merges:
         content = f"(first.text ~ {CONTENT})" if "{}" in form.user else f"(first.text ~ ({CONTENT} | trim))"
         user = re.sub(r"\(message\['content'\] or ''\)( \| trim)?", lambda _: content, user)
@@ -65,13 +69,13 @@ def jinja(form: Form) -> str:
         system = "{% set first.text = first.text ~ (" + f"{CONTENT} | trim" + ") ~ '\\n\\n' %}"
     text += "{% elif message['role'] == 'system' %}" + system
     if form.tool:
-        text += "{% elif message['role'] == 'tool' %}" + _say(form.tool)
+        text += "{% elif message['role'] == 'tool' %}" + _expression(form.tool)
     text += "{% else %}" + user + "{% endif %}{% endfor %}"
-    return text + ("{% if add_generation_prompt %}" + _say(form.reply) + "{% endif %}" if form.reply else "")
+    return text + ("{% if add_generation_prompt %}" + _expression(form.reply) + "{% endif %}" if form.reply else "")
 
 
-def _say(form: str) -> str:
-    """Words of a form as an expression of Jinja."""
+def _expression(form: str) -> str:
+    """Jinja expression for a text of a form."""
     parts = [part for part in re.split(r"(\{t?\}|\{role\}|\{ROLE\})", form) if part]
     spoken = [f"({PARTS[part]})" if part in PARTS else json.dumps(part, ensure_ascii=False) for part in parts]
     return "{{ " + " ~ ".join(spoken) + " }}" if spoken else ""

@@ -1,7 +1,7 @@
-"""Processes that render chat templates, as this process sees them: each takes one conversation at a time.
+"""Child processes that render chat templates, one conversation at a time each.
 
-What a template may cost is bounded by the kernel (see `templating`): a process that exceeds its time is ended, and the
-next conversation gets another one. A conversation takes some 0.3 ms more than it would here.
+The kernel limits the cost of a template (see `templating`): a child that exceeds its time is ended, and the next
+conversation gets a new one. A conversation takes about 0.3 ms more than in this process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import IO, Any, cast
 from sametoken.checkpoint.templating import COSTLY, HEADER, MOST_MEMORY, TEMPLATE_SECONDS, environment_of_child
 
 CHILD = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.templating import main; main()"
-MOST_WAIT = 30.0  # seconds on the clock for an answer, for a machine that is busy
-KEPT = 2  # processes that wait for work
+MOST_WAIT = 30.0  # seconds of wall-clock time for a reply, on a busy machine
+KEPT = 2  # idle processes that are kept
 
 
 class _Process:
-    """One process."""
+    """Child process."""
 
     def __init__(self) -> None:
         self._child = subprocess.Popen(
@@ -62,7 +62,7 @@ class _Process:
         return bytes(found)
 
     def end(self) -> int:
-        """End it, and return its status."""
+        """End the process, and return its exit status."""
         self._child.kill()
         for pipe in (self._child.stdin, self._child.stdout):
             with suppress(BrokenPipeError):
@@ -71,33 +71,33 @@ class _Process:
 
 
 class _Processes:
-    """Those of this process, begun when they are needed."""
+    """Child processes of this process, started on demand."""
 
     def __init__(self) -> None:
         self._lock, self._idle, self._owner = threading.Lock(), list[_Process](), os.getpid()
         atexit.register(self._end)
 
     def answer(self, job: bytes) -> tuple[str, str]:
-        """Kind and words of a process's reply to a job; COSTLY if the process ends or does not reply in time."""
+        """Kind and text of a child's reply to a job; COSTLY if the child ends or does not reply in time."""
         process, fresh = self._take()
         if (said := process.answer(job)) is None and not fresh and process.end() != -signal.SIGPROF:
-            process, _ = self._begun()  # it had ended while it waited, or another one will end as this did
+            process, _ = self._begun()  # ended while idle, or by the job, which will end the next one too
             said = process.answer(job)
         if said is None:
             process.end()
             words = f"takes more than {TEMPLATE_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
             return COSTLY, words
         kind, words = json.loads(said)
-        if kind == COSTLY:  # what it took may not have come back
+        if kind == COSTLY:  # memory of the job may not be released
             process.end()
         else:
             self._keep(process)
         return kind, words
 
     def _take(self) -> tuple[_Process, bool]:
-        """A process, and whether it is new."""
+        """Idle or new process, and true if it is new."""
         with self._lock:
-            if self._owner != os.getpid():  # after a fork they belong to the other process
+            if self._owner != os.getpid():  # after a fork, the children belong to the parent
                 self._idle, self._owner = [], os.getpid()
             if self._idle:
                 return self._idle.pop(), False
@@ -124,10 +124,10 @@ _PROCESSES = _Processes()
 
 
 def ask(template: str, messages: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> tuple[str, str]:
-    """A kind, as `templating` names them, and the text of a conversation or words about what went wrong.
+    """Kind of the result (a constant of `templating`), and the text of a conversation or an error message.
 
     Args:
-        messages: None only reads the template.
+        messages: None to only parse the template.
 
     Raises:
         OSError: no process could be started.
@@ -136,7 +136,7 @@ def ask(template: str, messages: Sequence[Mapping[str, Any]] | None, variables: 
     given: Any = (template, messages, variables)
     try:
         job = marshal.dumps(given)
-    except ValueError:  # of types that only resemble those of JSON
+    except ValueError:  # types that only resemble those of JSON
         try:
             job = marshal.dumps((template, _plain(messages), _plain(variables)))
         except ValueError as error:
@@ -145,7 +145,7 @@ def ask(template: str, messages: Sequence[Mapping[str, Any]] | None, variables: 
 
 
 def _plain(value: Any) -> Any:
-    """A value in the types of JSON; an object that has no such form becomes its text."""
+    """Value in the types of JSON; other objects become text."""
     if value is None or type(value) in (str, int, float, bool, bytes):
         return value
     if isinstance(value, Mapping):

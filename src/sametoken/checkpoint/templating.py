@@ -1,8 +1,8 @@
-"""Renderer of chat templates, in a process of its own; see `template_process`.
+"""Renderer of chat templates, in a child process; see `template_process`.
 
-A template is a program of a stranger. Jinja's sandbox keeps it from the interpreter's objects; it does not keep it from
-running for ever, or from making a text that no memory holds, in one call that no thread can end. The kernel does.
-This module imports neither torch nor transformers, so that the process begins within 0.1 s.
+A template is an untrusted program. Jinja's sandbox protects the objects of the interpreter, but a template may still
+run forever, or build a text larger than the memory, in one call that no thread can end. Limits of the kernel end it.
+This module imports neither torch nor transformers, so that the process starts within 0.1 s.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 START, END = "_generation_start", "_generation_end"  # variables printed around `{% generation %}` blocks
-TEMPLATE_SECONDS = 2.0  # of processor time for one conversation
-MOST_MEMORY = 2**29  # bytes that a template may take besides what the process has
-MOST_TEXT = 2**24  # characters that a conversation may become
+TEMPLATE_SECONDS = 2.0  # CPU time for one conversation
+MOST_MEMORY = 2**29  # bytes that a template may allocate
+MOST_TEXT = 2**24  # characters of a rendered conversation
 TEXT, REFUSED, UNREADABLE, INVALID, COSTLY = "text", "refused", "unreadable", "invalid", "costly"
-HEADER = 8  # bytes before each message, which say its length
+HEADER = 8  # bytes of the length before each message
 
 
 class InvalidTemplateError(Exception):
-    """The template itself cannot be used."""
+    """Error of a template that does not compile."""
 
 
 def main() -> None:
-    """Answer jobs from standard input, one after the other, until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who reads the answers decides when this ends
+    """Reply to jobs from standard input, one after the other, until it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     sys.stdout.flush()
     given, answers = sys.stdin.buffer, sys.stdout.buffer
     with open("/proc/self/statm", encoding="ascii") as stated:
@@ -43,8 +43,8 @@ def main() -> None:
     for limit, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
         resource.setrlimit(limit, (value, value))
     while (job := _received(given)) is not None:
-        # Processor time, not the time on the clock: a busy machine refuses the same templates as an idle one. The
-        # signal's own effect is to end the process.
+        # CPU time, not wall-clock time: a busy machine refuses the same templates as an idle one. The default action
+        # of the signal is to end the process.
         signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)
         answer = _answer(job)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -58,7 +58,7 @@ def _received(given: BinaryIO) -> bytes | None:
 
 
 def _answer(job: bytes) -> bytes:
-    """Result of a job, as JSON: a kind, and the rendered text or the words of an error."""
+    """Result of a job, as JSON: a kind, and the rendered text or an error message."""
     try:
         template, messages, variables = marshal.loads(job)
         kind, said = TEXT, "" if messages is None and compiled(template) else rendered(template, messages, variables)
@@ -71,27 +71,27 @@ def _answer(job: bytes) -> bytes:
         return json.dumps([INVALID, str(error)[:1000]]).encode()
     except RecursionError:
         return json.dumps([UNREADABLE, "it nests too deeply"]).encode()
-    except Exception as error:  # templates raise whatever they like
+    except Exception as error:  # a template may raise any
         from jinja2 import TemplateError
 
         return json.dumps([REFUSED if isinstance(error, TemplateError) else UNREADABLE, str(error)[:1000]]).encode()
 
 
 def rendered(template: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-    """The text of a conversation.
+    """Render a conversation to text.
 
     Raises:
         InvalidTemplateError: the template is not valid.
-        Exception: whatever the template raises.
+        Exception: any error that the template raises.
     """
     present = [_present(message, template) for message in messages]
     return compiled(template).render({"tools": None, "documents": None, **variables, "messages": present})
 
 
 def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A message without keys that hold nothing, which templates would print as None.
+    """Message without keys whose value is None, which templates would print.
 
-    Clients send calls of functions with `"content": null`, an empty one or none; templates expect a text or null there.
+    Clients send function calls with `"content": null`, an empty text or no content; templates expect a text or null.
     """
     present = {key: value for key, value in message.items() if value is not None}
     if present.get("tool_calls") and not present.get("content"):
@@ -101,10 +101,10 @@ def _present(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _content_of_calls(template: str) -> str | None:
-    """Content that a template expects in a message that only calls functions.
+    """Content that a template expects in a message that only calls functions: "" or None.
 
-    An empty text or null: the one with which the template shows a call in the shorter text. (Templates that expect a
-    text print null as None; DeepSeek-R1's prints an empty text as an answer of its own.)
+    The result is the value with which the rendered call is shorter. (Templates that expect a text print null as None;
+    DeepSeek-R1's prints an empty text as a separate answer.)
     """
     call = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -114,7 +114,7 @@ def _content_of_calls(template: str) -> str | None:
             return compiled(template).render(messages=messages, tools=None)
         except MemoryError:
             raise
-        except Exception:  # templates raise whatever they like
+        except Exception:  # a template may raise any
             return None
 
     both = {content: shown(content=content, tool_calls=[call]) for content in ("", None)}
@@ -126,10 +126,10 @@ def _content_of_calls(template: str) -> str | None:
 
 @lru_cache(maxsize=16)
 def compiled(text: str) -> Template:
-    """A template in a sandbox, with the names that chat templates expect.
+    """Compile a template in a sandbox, with the names that chat templates expect.
 
     Raises:
-        InvalidTemplateError: with the line at fault, where that is known.
+        InvalidTemplateError: the template is not valid; the message has the line of a syntax error.
     """
     import jinja2
     from jinja2.ext import Extension, loopcontrols
@@ -138,7 +138,7 @@ def compiled(text: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; unless asked for, only its body shows."""
+        """`{% generation %}` blocks, which mark text of the assistant: START and END are printed around the body."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -163,7 +163,7 @@ def compiled(text: str) -> Template:
         raise InvalidTemplateError(f"line {error.lineno}: {error}") from error
     except (RecursionError, MemoryError) as error:
         raise InvalidTemplateError("its parts nest too deeply, or it is too large") from error
-    except Exception as error:  # Python refuses what Jinja made of it
+    except Exception as error:  # Python does not compile Jinja's code
         raise InvalidTemplateError(str(error)) from error
 
 
@@ -174,11 +174,11 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes HTML signs, which models never saw."""
+    """JSON of a value; Jinja's own filter escapes HTML characters, unlike the training texts of models."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def environment_of_child() -> dict[str, str]:
-    """Variables that the process needs; keys and tokens are none of them."""
+    """Environment variables that the child needs, without API keys and tokens."""
     names = ("TZ", "LANG", "LC_ALL", "LC_TIME", "PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
     return {name: os.environ[name] for name in names if name in os.environ}

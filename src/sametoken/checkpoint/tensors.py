@@ -1,6 +1,6 @@
-"""Weight files of a checkpoint directory, and the tensors in them, under their own names.
+"""Weight files of a checkpoint directory, and their tensors under the names in the files.
 
-Memory holds at most one tensor at a time. Source of the layouts: the safetensors format, and the `*.index.json` files
+Memory holds at most one tensor at a time. Sources of the layouts: the safetensors format, and the `*.index.json` files
 of Hugging Face repositories.
 """
 
@@ -42,7 +42,7 @@ SHARD = re.compile(rf"{FILE_NAME.pattern}\.(?:safetensors|bin)")
 
 
 class Stored(NamedTuple):
-    """One tensor as a file holds it; the data stay on disk until they are read."""
+    """Tensor of a weight file; the data stay on disk until they are read."""
 
     name: str
     tensor: Tensor
@@ -50,13 +50,13 @@ class Stored(NamedTuple):
 
 
 def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored]:
-    """Every tensor of a checkpoint directory, file by file in the order of the data.
+    """Yield every tensor of a checkpoint directory, file by file in the order of the data.
 
-    Reads `model.safetensors` or `pytorch_model.bin`, whole or sharded with an index.
+    Weights may be in one file, in shards with an index, or in a linked GGUF file.
 
     Args:
-        names: the weight files that it may have, the first that is there counts.
-        data: False gives tensors on the meta device, from the files' headers alone.
+        names: names of weight files; the first that exists is read.
+        data: false for tensors on the meta device, from the headers of safetensors files alone.
 
     Raises:
         CheckpointError: there are no weights, an index names an absent file, or a file is damaged.
@@ -71,7 +71,7 @@ def read_tensors(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: 
 
 
 def absent_tensors(directory: Path) -> list[str]:
-    """The tensors of an index whose files are not all there; none where the weights are whole or without an index."""
+    """Tensor names of an index with an absent file; empty if all files exist, or without an index."""
     index = directory / next((name for name in WEIGHT_FILES if (directory / name).exists()), "")
     if index.name != INDEX:
         return []
@@ -80,7 +80,7 @@ def absent_tensors(directory: Path) -> list[str]:
 
 
 def weight_files(directory: Path, names: Sequence[str] = WEIGHT_FILES) -> list[Path]:
-    """The files that hold the weights of a checkpoint directory, all of them present."""
+    """Weight files of a checkpoint directory; raise CheckpointError if one is absent."""
     for name in names:
         if (directory / name).exists():
             if name == LINK:
@@ -103,7 +103,7 @@ def _check_regular(file: Path) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """The file of each tensor that an index names."""
+    """File name of each tensor in an index."""
     try:
         stated = json_object(index).get("weight_map")
     except OSError as error:
@@ -114,7 +114,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(stated, dict):
         words = f"not an index with a weight_map, which is {shown(stated)}"
         raise CheckpointError(words, field=str(index), advice=AGAIN)
-    # An index comes from outside and may not point outside its own directory, nor to what holds no tensors.
+    # An index is untrusted: it may name only weight files in its own directory.
     if foreign := [name for name in stated.values() if not isinstance(name, str) or not SHARD.fullmatch(name)]:
         words = f"names {shown(foreign[0])}, expected names of .safetensors or .bin files beside the index"
         raise CheckpointError(words, field=str(index))
@@ -122,9 +122,9 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _shards(index: Path) -> list[Path]:
-    """The files that an index names, in order, all of them present."""
+    """Files that an index names, sorted; raise CheckpointError if one is absent."""
     names = sorted(set(_weight_map(index).values()))
-    if absent := [name for name in names if not os.path.exists(index.parent / name)]:  # any name
+    if absent := [name for name in names if not os.path.exists(index.parent / name)]:  # raises no error
         raise CheckpointError(
             f"{len(absent)} of {len(names)} files are missing: {', '.join(absent[:NAMES_SHOWN])}; "
             "the download stopped half-way: run it again",
@@ -134,7 +134,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def tensor_names(file: Path) -> list[str]:
-    """Of a safetensors file's tensors, in the order of their data."""
+    """Names of the tensors of a safetensors file, in the order of their data."""
     try:
         with safe_open(file, framework="pt") as opened:
             return list(opened.offset_keys())
@@ -143,7 +143,7 @@ def tensor_names(file: Path) -> list[str]:
 
 
 def _read_safetensors(file: Path) -> Iterator[Stored]:
-    tensor_names(file)  # the library looks at the whole header, and whether the file is as long as it says
+    tensor_names(file)  # the library checks the header, and the length of the file
     try:
         for name, tensor, start in safetensors_header(file):
             yield Stored(name, mapped(file, start, tensor.shape, tensor.dtype), file)

@@ -1,7 +1,7 @@
-"""Text to token ids and back, exactly as transformers does it.
+"""Conversion between text and token ids, with exactly the results of transformers.
 
-`tokenizer.json` is read with the `tokenizers` library when transformers would use the file unchanged; every other
-layout goes through transformers, which costs more than a second of start-up.
+`tokenizer.json` is read with the `tokenizers` library if transformers would use the file unchanged. Other layouts are
+read with transformers, whose import takes more than a second.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from sametoken.errors import (
     shown,
 )
 
-KIND = "PreTrainedTokenizerFast"  # transformers' class of a tokenizer that names none
+KIND = "PreTrainedTokenizerFast"  # transformers' class if the settings name none
 SPACE_SIGN = "\u2581"  # SentencePiece's space
 BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-# Any of these makes a directory one with a tokenizer of its own.
+# Patterns of file names; a directory with a match has a tokenizer.
 FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
-LONG_TEXT = 20_000  # characters from which other threads run while a text is tokenised
+LONG_TEXT = 20_000  # characters; while longer texts are tokenised, other threads run
 
-SHRINKS = 4  # times that normalisation shortens a text at most
-WORDS = "Hello, world: it's 2024!\n\t\u00e9 \u6f22\u5b57"  # that every tokenizer is tried on
-MOST_TOKENS = 256  # that these words may become, with what stands around a text
+SHRINKS = 4  # greatest factor by which normalisation shortens a text
+WORDS = "Hello, world: it's 2024!\n\t\u00e9 \u6f22\u5b57"  # text on which every tokenizer is tried
+MOST_TOKENS = 256  # most tokens of this text, with special tokens
 
 
 class Tokenizer:
-    """A vocabulary with its rules.
+    """Tokenizer of a checkpoint, with its chat templates.
 
     Attributes:
-        vocab_size: one more than the highest token id; a model may have padding rows beyond it.
-        special_ids: tokens that are marks, not text: `decode` leaves them out.
-        bos_id: what prompts begin with, or `None`.
-        eos_ids: tokens that end a generation: the tokenizer's own first, then those of generation_config.json and
+        vocab_size: highest token id plus one; a model may have padding rows beyond it.
+        special_ids: ids of control tokens, which `decode` leaves out.
+        bos_id: id of the token at the beginning of prompts, or None.
+        eos_ids: ids that end a generation: the tokenizer's own first, then those of generation_config.json and
             config.json.
     """
 
@@ -92,7 +92,7 @@ class Tokenizer:
         self._cost = TextCost(backend)
 
     def with_chat_template(self, given: str) -> Tokenizer:
-        """This tokenizer with another chat template, given as a file or as its text.
+        """Return this tokenizer with another chat template, given as in `read_template`.
 
         Raises:
             CheckpointError: the file cannot be read, or the template is not valid.
@@ -102,10 +102,14 @@ class Tokenizer:
         )
 
     def check_rows(self, rows: int, where: object) -> None:
-        """Refuse a vocabulary with tokens of texts for which a model has no token vector; marks may lie beyond them.
+        """Check that a model has an embedding for every token but added ones, whose ids may be larger.
+
+        Args:
+            rows: rows of the embedding.
+            where: directory of the tokenizer, for errors.
 
         Raises:
-            CheckpointError: names such a token.
+            CheckpointError: a token has no embedding; the message names it.
         """
         if self.vocab_size > rows:
             found = {index: text for text, index in self._backend.get_vocab(with_added_tokens=False).items()}
@@ -114,13 +118,13 @@ class Tokenizer:
                 raise CheckpointError(f"{where}: {words}; use the tokenizer that the model was made with")
 
     def try_once(self, where: object) -> None:
-        """Try the tokenizer on a few words, and on texts that make bad expressions slow if its own are not known.
+        """Try the tokenizer on a short text, and expressions of unknown cost on texts that make bad ones slow.
 
         Args:
-            where: the tokenizer's directory, for errors.
+            where: directory of the tokenizer, for errors.
 
         Raises:
-            CheckpointError: it fails, takes too long, or makes too much of a text.
+            CheckpointError: the tokenizer fails, takes too long, or lengthens a text too much.
         """
         try:
             self._try_once()
@@ -137,15 +141,15 @@ class Tokenizer:
             raise RequestError(f"the tokenizer makes {len(ids)} tokens of {WORDS!r}, expected 1 to {MOST_TOKENS}")
 
     def try_templates(self) -> None:
-        """Try the chat templates on a conversation of two words.
+        """Render a short conversation once with each chat template that is used.
 
         Raises:
-            CheckpointError: one is not valid, or costs too much.
+            CheckpointError: a template is not valid, or costs too much.
         """
         try_templates(self._templates, {**self._special_tokens, "add_generation_prompt": True})
 
     def info(self) -> dict[str, Any]:
-        """Special tokens by what they are for, the vocabulary's size and the default chat template, which may be None.
+        """Special tokens by role, size of the vocabulary, and default chat template, which may be None.
 
         Keys are those of tokenizer_config.json.
         """
@@ -158,7 +162,7 @@ class Tokenizer:
         }
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text; `add_special_tokens` adds what the model expects around a prompt, such as BOS."""
+        """Token ids of a text; `add_special_tokens` adds the tokens around a prompt, such as BOS."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -168,7 +172,7 @@ class Tokenizer:
             ) from error
         self._cost.check_text(text)
         with worded("read the text"):
-            if len(text) > LONG_TEXT:  # a batch lets other threads run meanwhile
+            if len(text) > LONG_TEXT:  # calls with a batch let other threads run
                 ids: list[int] = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
             else:
                 ids = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -180,23 +184,24 @@ class Tokenizer:
         return self._cost.is_known
 
     def check_tokenisable(self, text: str) -> None:
-        """Refuse a text of a request that takes too long to tokenise.
+        """Check that the text of a request does not take too long to tokenise.
 
         Raises:
-            RequestError: it has more than `MOST_TEXT` bytes, or fewer where the tokenizer makes more of them.
+            RequestError: the text has more than `MOST_TEXT` bytes, or fewer if the normaliser lengthens it.
         """
         most = self._cost.most_text
         if len(text) * 4 > most and (size := len(text.encode(errors="replace"))) > most:
             raise RequestError(f"the text has {size} bytes, expected at most {most}", advice="send it in parts")
 
     def check_length(self, text: str, context: int, remedy: str) -> None:
-        """Refuse a text whose bytes alone say that it does not fit, before it is tokenised for seconds.
+        """Check by its bytes alone that a text may fit the context, to save seconds of tokenisation.
 
         Args:
-            context: tokens that there is room for. `remedy`: what else helps.
+            context: number of tokens that fit.
+            remedy: further advice for the error.
 
         Raises:
-            PromptTooLongError: it has at least as many tokens as the error says.
+            PromptTooLongError: the text cannot fit; the error has a lower bound of its tokens.
         """
         if len(text) <= context:
             return
@@ -205,10 +210,10 @@ class Tokenizer:
             raise PromptTooLongError.of(tokens, context, remedy, at_least=True)
 
     def encode_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Token ids of a text without tokens around it, and the [start, end) of each in characters.
+        """Token ids of a text without special tokens, and the [start, end) of each token in characters.
 
-        Spaces that belong to a token may lie outside of its span, and a token of spaces alone may have an empty one
-        where it ends: byte-level tokenizers trim them.
+        Spaces of a token may lie outside of its span, and the span of a token of spaces may be empty, at its end:
+        byte-level tokenizers trim spans.
         """
         self._cost.check_text(text)
         with worded("read the text"):
@@ -216,13 +221,13 @@ class Tokenizer:
         return found.ids, found.offsets
 
     def digest(self) -> str:
-        """SHA-256 of everything that turns a conversation into token ids: the tokenizer and its chat templates."""
+        """SHA-256 of all that determines the token ids of a conversation: the tokenizer and its chat templates."""
         stated = [self._backend.to_str(), dict(self._templates), dict(self._special_tokens), list(self.eos_ids)]
         return hashlib.sha256(json.dumps(stated, sort_keys=True, default=str).encode()).hexdigest()
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids beyond the vocabulary have none."""
-        # As for `encode`: a batch lets other threads run meanwhile.
+        # As in `encode`: calls with a batch let other threads run.
         with worded("spell the ids"):
             texts: list[str] = (
                 self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
@@ -232,26 +237,26 @@ class Tokenizer:
         return texts[0]
 
     def token_id(self, text: str) -> int | None:
-        """The token that the vocabulary spells so; None where there is none."""
+        """Id of the token with this spelling; None if there is none."""
         found: int | None = self._backend.token_to_id(text)
         return found
 
     def named_id(self, name: str) -> int | None:
-        """The token that the checkpoint names so, for example `eos_token` or `fim_pre_token`; None if it names none."""
+        """Id of the token with a role in the checkpoint, such as `eos_token` or `fim_pre_token`; None without one."""
         return self.token_id(self._special_tokens[name]) if name in self._special_tokens else None
 
     def token_text(self, token: int) -> str:
-        """A token as the vocabulary spells it, for example "▁the"; "<no token 9>" for a padding row of the model."""
+        """Spelling of a token in the vocabulary, such as "▁the"; "<no token 9>" for a padding row of the model."""
         text: str | None = self._backend.id_to_token(token)
         return f"<no token {token}>" if text is None else text
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes that a token adds within a text, perhaps a part of a character; b"" for a padding row of the model."""
+        """Bytes of a token within a text, possibly part of a character; b"" for a padding row of the model."""
         spelled: str | None = self._backend.id_to_token(token)
         if spelled is None or token in self.special_ids:
             return (spelled or "").encode()
         if self._byte_level is not None:
-            # Added tokens are spelled as they are, with signs that no byte has.
+            # Added tokens are spelled as plain text, with characters that stand for no byte.
             known = [self._byte_level.get(sign) for sign in spelled]
             return spelled.encode() if None in known else bytes(byte for byte in known if byte is not None)
         if BYTE_TOKEN.fullmatch(spelled):
@@ -259,33 +264,33 @@ class Tokenizer:
         return spelled.replace(SPACE_SIGN, " ").encode() if self._space_signs else spelled.encode()
 
     def vocab(self) -> dict[str, int]:
-        """Every token's spelling and id, added tokens included."""
+        """Ids of all tokens by spelling, added tokens included."""
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         return vocabulary
 
     def render_marked(self, messages: Sequence[Message], **variables: Any) -> Marked:
-        """The text of a whole conversation, and what its template marks as generated; see `apply_chat_template`."""
+        """Render a whole conversation, with its marked generated text; see `apply_chat_template`."""
         known = {**self._special_tokens, "add_generation_prompt": False, **variables}
         return render_marked(self._templates, messages, known)
 
     @property
     def has_chat_template(self) -> bool:
-        """True if conversations can be put to the model."""
+        """True if the checkpoint has a chat template."""
         return bool(self._templates)
 
     @property
     def chat_templates(self) -> tuple[str, ...]:
-        """The texts of the chat templates."""
+        """Texts of the chat templates."""
         return tuple(self._templates.values())
 
     @property
     def renders_tools(self) -> bool:
-        """True if a chat template has a place for tools."""
+        """True if a chat template renders tools."""
         return any("tools" in text for text in self._templates.values())
 
     @property
     def tags_tool_calls(self) -> bool:
-        """True if the model was taught to write calls between <tool_call> tags."""
+        """True if a chat template puts tool calls between <tool_call> tags."""
         return any("<tool_call>" in text for text in self._templates.values())
 
     def apply_chat_template(
@@ -297,14 +302,14 @@ class Tokenizer:
         chat_template: str | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation; encode it with `add_special_tokens=False`.
+        """Render a conversation to its prompt text, to be encoded with `add_special_tokens=False`.
 
         Args:
-            messages: the conversation, oldest first; each has at least role and content.
+            messages: messages, oldest first, each with at least role and content.
             add_generation_prompt: end with the header of the assistant's turn.
-            continue_final_message: end with the last message's content, without what closes its turn.
+            continue_final_message: end with the last message's content, without the end of its turn.
             chat_template: another template, as text.
-            variables: what else the template reads, for example `tools` or `enable_thinking`.
+            variables: further variables of the template, such as `tools` or `enable_thinking`.
 
         Raises:
             RequestError: there is no template, or it refuses the conversation.
@@ -315,7 +320,7 @@ class Tokenizer:
 
 
 def _byte_signs() -> dict[str, int]:
-    """The byte behind each sign of a byte-level vocabulary: printable ones stand for themselves, the rest from 256 on.
+    """Byte of each character of a byte-level vocabulary: printable bytes are themselves, others begin at 256.
 
     Source: GPT-2's `bytes_to_unicode`.
     """
@@ -325,19 +330,19 @@ def _byte_signs() -> dict[str, int]:
 
 
 def has_tokenizer(directory: Path) -> bool:
-    """False for a draft that was stored without its target's tokenizer."""
+    """True if a directory has a tokenizer; a draft may be stored without one."""
     return any(True for pattern in FILES for _ in directory.glob(pattern))
 
 
 def load_tokenizer(directory: Path, model: Path | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint directory.
+    """Load the tokenizer of a checkpoint directory.
 
     Args:
-        directory: where the tokenizer's files are.
-        model: the checkpoint whose end tokens count, if another.
+        directory: directory of the tokenizer's files.
+        model: checkpoint whose end tokens are used; None for `directory`.
 
     Raises:
-        CheckpointError: its files are missing or damaged.
+        CheckpointError: the tokenizer's files are missing or damaged.
         UnsupportedModelError: transformers has only a slow Python tokenizer for it.
     """
     if not has_tokenizer(directory):
@@ -375,10 +380,10 @@ def _backend(directory: Path) -> tokenizers.Tokenizer:
 
 
 def _ids(stated: object) -> list[int]:
-    """eos_token_id of a configuration: absent, one id, or a list."""
+    """Ids in eos_token_id of a configuration, which may be absent, one id, or a list."""
     ids: list[Any] = [] if stated is None else stated if isinstance(stated, list) else [stated]
     if any(isinstance(token, bool) or not isinstance(token, int) for token in ids):
         raise CheckpointError(
             f"eos_token_id is {shown(stated)}, expected an id or a list of ids; correct the configuration"
         )
-    return [token for token in ids if token >= 0]  # a negative one stands for none
+    return [token for token in ids if token >= 0]  # negative ids mean none

@@ -1,10 +1,10 @@
-"""Bounds on the work of a tokenizer, and trials of rules of unknown cost in a process with limits.
+"""Limits on the cost of a tokenizer, and trials of rules of unknown cost in a process with limits.
 
-tokenizer.json is a file of strangers. It may hold expressions that take hours for a line of text, replacements that
-make gigabytes of a word, and tables that the library reads beyond their end, all in one call that no thread can end.
-The rules state how much a text can grow. The cost of an expression is measured: the process reads each text before the
-tokenizer itself does. Expressions of published models are harmless and are not tried. This module imports neither torch
-nor transformers, so that the process begins within 0.1 s.
+tokenizer.json is an untrusted file. It may hold expressions that take hours for a line of text, replacements that make
+gigabytes of a word, and tables that the library reads beyond their end, all in one call that no thread can end. The
+growth of a text follows from the rules. The cost of an expression is measured: the process splits each text before the
+tokenizer does. Expressions of published models are harmless and are not tried. This module imports neither torch nor
+transformers, so that the process starts within 0.1 s.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from typing import Any
 from sametoken.checkpoint.gguf.splitting import SPLITS
 from sametoken.errors import RequestError
 
-TRIAL_SECONDS = 5  # of processor time, for the texts of one trial
-TRIAL_MEMORY = 2**31  # bytes, besides what the interpreter has
-MOST_WAIT = 60.0  # seconds on the clock, for a machine that is busy
-MOST_TEXT = 2**22  # bytes of a request's text that is tokenised: a million tokens of English, some 5 s and 0.5 GB
-USUAL_GROWTH = 16  # bytes that a normaliser makes of one; where it makes more, texts have to be shorter
-MOST_GROWTH = 256  # bytes that the rules may make of one
+TRIAL_SECONDS = 5  # CPU time for the texts of one trial
+TRIAL_MEMORY = 2**31  # bytes that a trial may allocate
+MOST_WAIT = 60.0  # seconds of wall-clock time, on a busy machine
+MOST_TEXT = 2**22  # bytes of the text of a request: a million tokens of English, about 5 s and 0.5 GB
+USUAL_GROWTH = 16  # bytes that a normaliser makes of one at MOST_TEXT; more lowers the limit of texts
+MOST_GROWTH = 256  # bytes that rules may make of one
 PARTS = ("normalizer", "pre_tokenizer", "decoder")
-# Their time grows with the square of a text's length.
+# Expressions whose time grows with the square of the length of a text.
 SQUARED = {r"\s+$", r"\d{1,3}(?=(?:\d{3})*\b)"}
 HARMLESS = {expression for split in SPLITS.values() for expression in split} - SQUARED | {" {2,}"}
-REPEATED = 2000  # times that a text of the trial at load repeats a few signs
-# An expression that needs a sign which a text lacks is not even tried, so that the texts end with many.
+REPEATED = 2000  # repetitions of a few characters in a text of the trial at load
+# An expression whose characters are absent from a text returns at once, so that each text ends with many characters.
 REST = "! The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
 TRIED = tuple(sign * REPEATED + REST for sign in ("a", " ", "1", "\n", "aB", "\u00e9", "\u6f22", "a ", "Hello, 24: "))
 TRIAL = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.tokenizer_trial import main; main()"
 
 
 class TextCost:
-    """Bounds on what a tokenizer makes of a text.
+    """Limits on the cost of texts for a tokenizer.
 
     Args:
-        backend: the library's tokenizer.
+        backend: tokenizer of the library.
 
     Attributes:
-        most_text: bytes of a request's text that is tokenised.
-        is_known: whether the time for a text grows with its length alone.
+        most_text: limit of the text of a request, in bytes.
+        is_known: true if the time for a text depends on its length alone.
     """
 
     def __init__(self, backend: Any) -> None:
@@ -60,13 +60,13 @@ class TextCost:
         self._trial = TextTrial(self._rules)
 
     def check(self) -> None:
-        """Refuse rules that make too much of a text, or take too long for it.
+        """Check the cost of the rules.
 
         Raises:
-            RequestError: says why.
+            RequestError: the rules lengthen a text too much, or take too long.
         """
         if strange := next((each for each in _expressions(self._rules["decoder"]) if each not in HARMLESS), None):
-            # Tokens become text in the event loop, so its time has to be known.
+            # Tokens are decoded in the event loop, so the cost of the decoder must be known.
             raise RequestError(f"the tokenizer's decoder has the expression {strange!r}, which no published model has")
         most = max(growth(self._rules["normalizer"]), growth(self._rules["decoder"]))
         if most > MOST_GROWTH:
@@ -74,10 +74,10 @@ class TextCost:
         self._try(TRIED)
 
     def check_text(self, text: str) -> None:
-        """Refuse a text for which rules of unknown cost take too long.
+        """Check the cost of a text under rules of unknown cost.
 
         Raises:
-            RequestError: says why.
+            RequestError: the rules fail, or take too long.
         """
         self._try([text])
 
@@ -94,10 +94,10 @@ class TextCost:
 
 
 def growth(rule: Any) -> int:
-    """Most bytes that a rule of a normaliser, or all of a sequence, can make of one.
+    """Largest number of bytes that a rule, or a sequence of rules, makes of one.
 
     Args:
-        rule: as tokenizer.json has it. One of another shape is left to the library.
+        rule: normaliser or decoder of tokenizer.json; a malformed one counts 1, and the library refuses it.
     """
     match rule:
         case {"type": "Sequence"}:
@@ -121,13 +121,13 @@ def needs_trial(rules: Mapping[str, Any]) -> bool:
     """True if the cost of a tokenizer's rules is not known.
 
     Args:
-        rules: the parts of tokenizer.json, by the names in PARTS.
+        rules: parts of tokenizer.json, by the names in PARTS.
     """
     return any(expression not in HARMLESS for part in rules.values() for expression in _expressions(part))
 
 
 def _expressions(rule: Any) -> Iterator[str]:
-    """The regular expressions of a rule; a table that is compiled elsewhere is one of them."""
+    """Regular expressions of a rule; "a table" stands for a precompiled table."""
     if isinstance(rule, list):
         for inner in rule:
             yield from _expressions(inner)
@@ -142,17 +142,17 @@ def _expressions(rule: Any) -> Iterator[str]:
 
 
 class TextTrial:
-    """A process with limits that splits texts by a tokenizer's rules; it starts with the first text and stays.
+    """Process with limits that splits texts by a tokenizer's rules, started with the first text and kept.
 
     Args:
-        rules: the parts of tokenizer.json, by the names in PARTS.
+        rules: parts of tokenizer.json, by the names in PARTS.
     """
 
     def __init__(self, rules: Mapping[str, Any]) -> None:
         self._rules = rules
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], Any] | None = None  # ends the process with this object, or when it is called
+        self._end: Callable[[], Any] | None = None  # ends the process, at the latest with this object
 
     def failure(self, texts: Sequence[str]) -> str | None:
         """Reason why texts cannot be split within the limits; None if they can.
@@ -172,7 +172,7 @@ class TextTrial:
                 process.stdin.write(json.dumps(texts).encode() + b"\n")
                 process.stdin.flush()
                 found: str | None = json.loads(process.stdout.readline())
-            except (BrokenPipeError, ValueError):  # a limit has ended it: the next texts meet a new one
+            except (BrokenPipeError, ValueError):  # a limit ended it: the next texts start a new one
                 end()
                 self._process = self._end = None
                 return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
@@ -189,17 +189,17 @@ class TextTrial:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and close its pipes; one that has ended stays so."""
+    """End a process, which may have ended before, and close its pipes."""
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout):
         assert pipe is not None
-        with suppress(BrokenPipeError):  # it did not read all
+        with suppress(BrokenPipeError):  # the process did not read all
             pipe.close()
 
 
 def main() -> None:
-    """Read rules and lists of texts from standard input, each a line of JSON, and answer each list with a line."""
+    """Read rules and lists of texts from standard input, each a line of JSON; write a line for each list."""
     rules = json.loads(sys.stdin.buffer.readline())
     import tokenizers
 
@@ -207,12 +207,12 @@ def main() -> None:
         most = int(stated.read().split()[0]) * resource.getpagesize() + TRIAL_MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Without words of its own: what the rules cost does not depend on the vocabulary.
+    # An empty vocabulary: the cost of the rules does not depend on it.
     empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
     tokenizer = None
     for line in sys.stdin.buffer:
-        # Processor time, not the time on the clock: a busy machine refuses the same rules as an idle one. The signal's
-        # own effect is to end the process.
+        # CPU time, not wall-clock time: a busy machine refuses the same rules as an idle one. The default action of the
+        # signal is to end the process.
         signal.setitimer(signal.ITIMER_PROF, TRIAL_SECONDS)
         failure = None
         try:
@@ -221,7 +221,7 @@ def main() -> None:
                 tokenizer.encode(text)
                 if tokenizer.decoder is not None:
                     tokenizer.decoder.decode([text])
-        except BaseException as error:  # what the library ends with is no Exception
+        except BaseException as error:  # panics of the library are no `Exception`
             failure = f"fails ({_first_line(error)})"
         print(json.dumps(failure), flush=True)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -229,7 +229,7 @@ def main() -> None:
 
 @contextmanager
 def worded(doing: str) -> Iterator[None]:
-    """Turn what the library ends with into words: its panics are no `Exception`.
+    """Turn errors of the library into RequestError; its panics are no `Exception`.
 
     Raises:
         RequestError: the library failed.
@@ -244,5 +244,5 @@ def worded(doing: str) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """First line of an error's message, at most 300 characters; its type's name where there is none."""
+    """First line of an error's message, at most 300 characters; the name of its type without one."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,8 +1,8 @@
-"""The cache of packed weights, beside the Hub's: the first start writes them, later ones map them and share memory.
+"""Cache of packed weights: the first start writes them, later ones map them and share their memory.
 
-An entry is a directory named by the content of the model's files, the format and the variant of the compiled kernels.
-It appears when it is whole; several processes may write it at once, and the first one stays. Where all entries would
-take more than a limit, those that were used longest ago are removed, unless a process is reading them.
+An entry is a directory named by a digest of the model's files, the format and the variant of the compiled kernels. It
+appears when it is complete; of several processes that write it at once, the first one succeeds. If all entries exceed a
+limit, the least recently used ones are removed, unless a process is reading them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from sametoken.kernels.cpu.variant import library
 from sametoken.model.decoder import Decoder
 
 LOG = logging.getLogger("sametoken")
-CACHE_VARIABLE = "SAMETOKEN_WEIGHT_CACHE"  # "0" switches it off, another value is its directory
-LIMIT_VARIABLE = "SAMETOKEN_WEIGHT_CACHE_GB"  # that all entries take together
+CACHE_VARIABLE = "SAMETOKEN_WEIGHT_CACHE"  # "0" disables the cache, another value is its directory
+LIMIT_VARIABLE = "SAMETOKEN_WEIGHT_CACHE_GB"  # limit of all entries together
 LIMIT_GB = 64.0
-ENTRY = re.compile(r".+-[0-9a-f]{16}")  # names of entries: others' directories are not looked at
-VERSION = 4  # of how weights are rounded and lie; INTERFACE stands for what the kernels expect of them
-LEAST = 1 << 25  # numbers of a model; fewer are packed in a moment
-FREE_SHARE = 0.5  # of the free disk that an entry may take
-NICENESS = 5  # of the threads that write: they take what computing leaves
+ENTRY = re.compile(r".+-[0-9a-f]{16}")  # names of entries; other directories are ignored
+VERSION = 4  # of the rounding and layout of weights; INTERFACE is the version of the kernels
+LEAST = 1 << 25  # weights of a model; fewer are packed in a moment
+FREE_SHARE = 0.5  # of the free disk space, for one entry
+NICENESS = 5  # of the writing threads, so that computing comes first
 _writers: list[threading.Thread] = []
 
 
 def weights_directory() -> Path | None:
-    """Directory of the entries, whether it exists yet or not; None if nothing is kept."""
+    """Directory of the entries, which may not exist yet; None if the cache is disabled."""
     given = os.environ.get(CACHE_VARIABLE, "")
     if given == "0":
         return None
@@ -53,10 +53,10 @@ def weights_directory() -> Path | None:
 
 
 def limit_bytes() -> int:
-    """Bytes that all entries may take together.
+    """Limit of all entries together, in bytes.
 
     Raises:
-        ConfigError: the environment states no number of gigabytes.
+        ConfigError: the environment variable is no number of gigabytes.
     """
     given = os.environ.get(LIMIT_VARIABLE) or str(LIMIT_GB)
     try:
@@ -69,10 +69,10 @@ def limit_bytes() -> int:
 
 
 def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtype, device: torch.device) -> Path | None:
-    """Path of the entry for a checkpoint's packed weights, whether it exists yet or not; None where they are not kept.
+    """Path of the entry for a checkpoint's packed weights, which may not exist yet; None if they are not cached.
 
     Args:
-        numbers: of the model's weights.
+        numbers: number of the model's weights.
 
     Raises:
         CheckpointError: the weight files cannot be read.
@@ -82,7 +82,7 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
     if root is None or numbers < LEAST or dtype != torch.bfloat16 or device.type != "cpu" or kernels is None:
         return None
     limit_bytes()
-    # The digest reads samples of large files: a file that was written anew has another time.
+    # The digest covers samples of large files; a rewritten file has another time.
     times = [file.stat().st_mtime_ns for file in weight_files(directory)]
     key = f"{VERSION} {INTERFACE} {kernels.name} {quantization} {model_digest(directory)} {times}"
     name = directory.name if quantization == "none" else f"{directory.name}-{quantization}"
@@ -92,11 +92,11 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
 def restored(decoder: Decoder, entry: Path) -> bool:
     """Fill a decoder on the meta device with the weights of an entry, which stay in the system's file cache.
 
-    Return False if the entry is damaged: it is removed, and the decoder is of no more use.
+    Return False if the entry is damaged: the entry is removed, and the decoder cannot be used.
     """
     try:
         with holding(entry, shared=True):
-            with suppress(OSError):  # a directory that others wrote
+            with suppress(OSError):  # a directory of another user
                 os.utime(entry / FACTS)
             read_packed(decoder, entry, VERSION)
     except (SametokenError, OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
@@ -108,26 +108,26 @@ def restored(decoder: Decoder, entry: Path) -> bool:
 
 
 def keep(decoder: Decoder, entry: Path) -> None:
-    """Write a decoder's weights in a thread of low priority; `finish` waits for it."""
+    """Start a thread of low priority that writes the weights of a decoder; see `finish`."""
     writer = threading.Thread(target=_keep, args=(decoder, entry), name="weight cache", daemon=False)
     _writers.append(writer)
     writer.start()
 
 
 def finish() -> None:
-    """Wait until all that `keep` was given is written."""
+    """Wait for all threads that `keep` started."""
     while _writers:
         _writers.pop().join()
 
 
 def _keep(decoder: Decoder, entry: Path) -> None:
-    """Write a decoder's weights; what prevents it is logged and changes nothing else."""
+    """Write the weights of a decoder; errors are only logged."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
     try:
         size = packed_bytes(decoder)
         entry.parent.mkdir(parents=True, exist_ok=True)
-        if entry.exists():  # another process was faster, and nothing needs to make room
+        if entry.exists():  # another process was faster
             return
         discard_unfinished(entry.parent)
         if not _make_room(entry.parent, size):
@@ -135,7 +135,7 @@ def _keep(decoder: Decoder, entry: Path) -> None:
         with new_directory(entry) as place:
             write_packed(decoder, place, VERSION)
     except (SametokenError, OSError) as error:
-        if not entry.exists():  # another process was not faster either
+        if not entry.exists():  # nor has another process written it
             LOG.warning(f"packed weights are not kept for the next start ({error}); --no-weight-cache stops trying")
         return
     LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of packed weights for the next start")
@@ -149,9 +149,9 @@ def discard(entry: Path) -> None:
 
 
 def _make_room(root: Path, size: int) -> bool:
-    """Make room for `size` bytes by removing entries, the least recently read first; True if the bytes fit.
+    """Make room for `size` bytes by removing entries, the least recently read first; return True if they fit.
 
-    No entry is removed if the bytes do not fit all the same, which is logged.
+    If they cannot fit, no entry is removed, and the reason is logged.
     """
     limit, entries = limit_bytes(), sorted(_entries(root))
     total, free = size + sum(used for _, used, _ in entries), shutil.disk_usage(root).free * FREE_SHARE - size
@@ -174,7 +174,7 @@ def _make_room(root: Path, size: int) -> bool:
 
 
 def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
-    """Time at which each entry was read last, its bytes and its place."""
+    """Time of the last read, bytes and path of each entry."""
     for facts in root.glob(f"*/{FACTS}"):
         if not ENTRY.fullmatch(facts.parent.name) or facts.parent.is_symlink():
             continue
@@ -184,9 +184,9 @@ def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry whose lock is held; for others it is gone at once."""
+    """Remove an entry whose lock is held; for other processes it disappears at once."""
     with (
         tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
-        suppress(OSError),  # a directory that others wrote
+        suppress(OSError),  # a directory of another user
     ):
         entry.rename(Path(place) / "removed")

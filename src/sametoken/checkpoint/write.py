@@ -1,4 +1,4 @@
-"""Writing of checkpoint directories: a decoder as a Hugging Face checkpoint, and config.json with any weights."""
+"""Writer of checkpoint directories: a decoder as a Hugging Face checkpoint, or config.json with any weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from sametoken.errors import CheckpointError
 from sametoken.model.decoder import Decoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-BEING_WRITTEN = ".written-"  # before the name of a directory that is written and not yet in its place
+BEING_WRITTEN = ".written-"  # prefix of a directory that is being written
 TOKENIZER = tuple(pattern for pattern in SMALL_FILES if "config.json" not in pattern)
 
 
 def write_model(
     decoder: Decoder, directory: Path, config: Mapping[str, Any], tokenizer: Path, dtype: torch.dtype
 ) -> None:
-    """Write a model that transformers and the engine load, all of it or nothing.
+    """Write a model that transformers and the engine load.
 
     Args:
-        decoder: with plain, unpacked linears.
-        directory: is made, or replaced if it holds nothing but what this writes.
-        config: config.json of the decoder, but for the dtype.
+        decoder: decoder with plain, unpacked linears.
+        directory: new directory, or one with no other files than those that are written.
+        config: config.json of the decoder, without the dtype.
         tokenizer: directory whose tokenizer files are copied.
-        dtype: of the stored weights.
+        dtype: dtype of the stored weights.
 
     Raises:
         CheckpointError: the directory holds other files, or cannot be written.
@@ -50,10 +50,10 @@ def write_model(
 
 
 def names_in(directory: Path) -> list[str]:
-    """The names in a directory that is to be written, sorted; none where it is not there yet.
+    """Sorted names in a directory that is to be written; empty if it does not exist yet.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the directory cannot be read.
     """
     try:
         return sorted(entry.name for entry in directory.iterdir()) if directory.exists() else []
@@ -69,13 +69,14 @@ def write_directory(
     copied: Sequence[Path] = (),
     removed: Iterable[str] = (),
 ) -> None:
-    """Write config.json, weights and copies of files into a directory: all of it, or nothing changes.
+    """Write config.json, weights and copies of files into a directory, after all of them are written elsewhere.
 
-    A config.json that changes is absent while the weights beside it are not its own.
+    A config.json that changes is removed first and written last, so that it is never next to other weights.
 
     Args:
-        file: the name of the weights' file.
-        removed: names of files that are not left beside it.
+        file: name of the weight file.
+        copied: files to copy.
+        removed: names of files to remove from the directory.
 
     Raises:
         CheckpointError: the directory cannot be written.
@@ -90,7 +91,7 @@ def write_directory(
             (made / CONFIG).write_text(content, encoding="utf-8")
             whole = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
             save_file(whole, made / file, metadata={"format": "pt"})
-            (made / file).chmod((made / CONFIG).stat().st_mode)  # safetensors lets only the owner read
+            (made / file).chmod((made / CONFIG).stat().st_mode)  # safetensors writes files that only the owner can read
             for source in copied:
                 shutil.copyfile(source, made / source.name)
             if new:
@@ -110,7 +111,7 @@ def write_directory(
 
 
 def tensors(decoder: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """The parameters under the names, and in the pieces, that transformers has for the family."""
+    """Parameters under the names, and in the pieces, of transformers for the family."""
     found, family = _named(decoder), decoder.config.family
     return joined_experts(found, family) if family in TURNED else found
 
