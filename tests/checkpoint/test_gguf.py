@@ -265,7 +265,7 @@ def rewritten(tmp_path: Path, name: str, add: Any, **changes: Any) -> Path:
 
 
 REFUSED: dict[str, Any] = {
-    "granite-3": (lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without rotation"),
+    "granite-3": (lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without RoPE"),
     "gemma-2": (
         lambda writer: writer.add_uint32("gemma2.attention.sliding_window_pattern", 0),
         r"sliding_window_pattern is 0, expected a number of layers or 3 flags",

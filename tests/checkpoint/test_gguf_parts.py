@@ -122,9 +122,9 @@ def changed(parts: list[Path], case: str, other: Path) -> Path:
     ("case", "words"),
     [
         ("missing", r"m-00001-of-00003.gguf: one of 3 parts of a model, of which 1 are missing: m-00002-of-00003"),
-        ("doubled", r"m-00003-of-00003.gguf: holds part 2 of 3, its name says part 3 of 3"),
+        ("doubled", r"m-00003-of-00003.gguf: holds part 2 of 3, its name states part 3 of 3"),
         ("foreign", r"m-00001-of-00003.gguf: its model has \d+ tensors, the 3 parts together \d+: parts of diff"),
-        ("whole", r"m-00003-of-00003.gguf: holds part 1 of 1, its name says part 3 of 3"),
+        ("whole", r"m-00003-of-00003.gguf: holds part 1 of 1, its name states part 3 of 3"),
         ("renamed", r"second.gguf: part 2 of 3 of a model, expected a name such as MODEL-00001-of-00003.gguf"),
         ("cut", r"m-00002-of-00003.gguf: truncated: .* ends at byte"),
     ],

@@ -145,7 +145,7 @@ def test_a_layer_that_the_configuration_leaves_out_may_not_be_quantised(stored: 
     config["quantization_config"]["ignore"] = ["lm_head", "model.layers.0*"]
     file.write_text(json.dumps(config))
     with pytest.raises(
-        CheckpointError, match=r"layers.0.*is stored quantised.*but the configuration says that it is not"
+        CheckpointError, match=r"layers.0.*is stored quantised.*but the configuration states that it is not"
     ):
         load_decoder(directory, torch.bfloat16, "cpu")
 

@@ -154,7 +154,7 @@ def test_what_cannot_be_written_is_named(capfd: pytest.CaptureFixture[str], tmp_
     windows = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)
     assert "sliding windows" in refused(windows, "windows")
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
-    assert "rotation of kind yarn" in refused(LlamaConfig(**SIZES, rope_parameters=yarn), "yarn")
+    assert "RoPE of kind yarn" in refused(LlamaConfig(**SIZES, rope_parameters=yarn), "yarn")
     words = "no tokenizer that GGUF files can name splits texts as this one does"
     assert words in refused(MODELS["llama"], "vowels", r"[aeiou]+|[^aeiou]+")
     assert words in refused(MODELS["llama"], "letters", None)

@@ -1,6 +1,6 @@
-"""Blocks of llama.cpp as weights: what each type's bytes mean, as a plain tensor or as `Coded`, nothing rounded.
+"""Conversion of llama.cpp's blocks of each type to plain tensors or `Coded` weights, without rounding.
 
-Sources: ggml's ggml-quants.c, and the library gguf, whose `dequantize` the tests compare bit for bit.
+Sources: ggml's ggml-quants.c, and the library gguf, with whose `dequantize` the tests compare bit for bit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ class BlockLayout(NamedTuple):
     """Layout of a type of blocks.
 
     Attributes:
-        code: what a number is stored as.
+        code: code of the values.
         group: consecutive inputs that share a scale.
         sizes: bytes of a block's codes, scales, offsets, steps and offset steps.
         scale: dtype of the scales.
-        in_torch: these parts [out, blocks * size] of uint8 [out, blocks, bytes], as compiled code gives them.
+        in_torch: conversion of uint8 [out, blocks, bytes] to these parts, [out, blocks * size] each, without compiled
+            code.
     """
 
     code: Code
@@ -41,7 +42,7 @@ class BlockLayout(NamedTuple):
 
 
 def read_tensor(container: Container, name: str) -> Tensor | Coded:
-    """A tensor of a file in its own type."""
+    """Read a tensor of a file in its stored type."""
     entry, data = container.entries[name], container.read(name)
     kind = entry.type.name
     if kind in UNQUANTISED_TYPES:
@@ -51,9 +52,9 @@ def read_tensor(container: Container, name: str) -> Tensor | Coded:
 
 
 def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
-    """The weight [out, inputs] of uint8 [out, blocks, bytes of a block], with compiled code where there is some."""
+    """Weight [out, inputs] from uint8 [out, blocks, bytes of a block], with compiled code if available."""
     found, compiled = KINDS[kind], library() if kind in BLOCK_KINDS and not blocks.is_meta else None
-    if blocks.is_meta:  # torch would take seconds for shapes that a file's header states
+    if blocks.is_meta:  # torch would take seconds to compute shapes of the file's header
         parts: Parts = tuple(blocks.new_empty(blocks.shape[0], blocks.shape[1] * size) for size in found.sizes)
     elif compiled is None:
         parts = found.in_torch(blocks)
@@ -74,7 +75,7 @@ def coded_blocks(kind: str, blocks: Tensor, inputs: int) -> Coded:
 
 
 def _parts(blocks: Tensor, codes: Tensor, *others: Tensor | None) -> Parts:
-    """Codes, scales and what follows, from [out, blocks, size]; without bytes where a type has none."""
+    """Codes, scales and further parts [out, blocks * size] from [out, blocks, size]; absent parts are empty."""
     listed = [codes, *others, *[None] * (4 - len(others))]
     return tuple(blocks[:, :, :0].flatten(1) if part is None else part.flatten(1).contiguous() for part in listed)
 
@@ -138,18 +139,18 @@ def _q6_k(blocks: Tensor) -> Parts:
     return _parts(blocks, codes, blocks[:, :, 192:208], None, blocks[:, :, 208:])
 
 
-# Types without codes of their own are held in those that are wide enough; their values are the same.
+# Types without codes of their own use wider codes, with equal values.
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 def _constant(like: Tensor, value: int) -> Tensor:
-    """[out, blocks, 1] of a byte."""
+    """[out, blocks, 1] filled with a byte."""
     return torch.full_like(like[:, :, :1], value % 256)
 
 
 def _five_bits(high: Tensor, low: Tensor) -> Tensor:
-    """Joined codes [out, blocks, 20] of upper bits, uint8 [out, blocks, 4], and the lower four [out, blocks, 16]."""
+    """Joined codes [out, blocks, 20] from upper bits, uint8 [out, blocks, 4], and lower four [out, blocks, 16]."""
     upper = high.unsqueeze(3) >> torch.arange(8, dtype=torch.uint8) & 1
     return join_bits(_nibbles(low) | upper.flatten(2) << 4, 5)
 
@@ -170,7 +171,7 @@ def _q5_1(blocks: Tensor) -> Parts:
 
 
 def _iq4(numbers: Tensor) -> Tensor:
-    """The values of codes 0 .. 15 as bytes."""
+    """Values of codes 0 .. 15 as bytes."""
     return torch.tensor(IQ4_VALUES, dtype=torch.int8).view(torch.uint8)[numbers.int()]
 
 
@@ -216,7 +217,7 @@ def _nvfp4(blocks: Tensor) -> Parts:
 
 
 def _of_numbers(read: Callable[[Tensor], codebooks.Numbers], code: Code) -> Callable[[Tensor], Parts]:
-    """The parts of blocks whose whole numbers `read` gives, in codes that are wide enough."""
+    """Conversion of blocks to parts, with the integers that `read` returns stored as `code`."""
 
     def parts(blocks: Tensor) -> Parts:
         found = read(blocks)

@@ -1,8 +1,8 @@
-"""Blocks of llama.cpp of less than four bits: numbers from codebooks with signs, and numbers of three values.
+"""Blocks of llama.cpp of less than four bits: values from codebooks with signs, and ternary values.
 
-Each function gives the whole numbers int8 [out, blocks, n] that stand in blocks, uint8 [out, blocks, bytes], and what
-they are multiplied by: a float32 number for each group, or bytes and the step of a block. Products are exact.
-Source: ggml's ggml-quants.c and ggml-common.h, whose codebooks `BOOKS` are (MIT licence, the ggml authors).
+Each function converts blocks, uint8 [out, blocks, bytes], to integers int8 [out, blocks, n] and their scales: a float32
+number per group, or bytes and the step of a block. Products are exact. Source: ggml's ggml-quants.c and ggml-common.h,
+from which the codebooks `BOOKS` are taken (MIT licence, the ggml authors).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from sametoken.kernels.cpu.variant import library
 
-# What numbers of a book are; those of IQ1 in eighths.
+# Values of the digits of a book; those of IQ1 in eighths.
 VALUES = {
     "IQ1_S": (-8, 0, 8), **dict.fromkeys(("IQ2_XXS", "IQ2_XS", "IQ2_S"), (8, 25, 43)),
     "IQ3_XXS": (4, 12, 20, 28, 36, 44, 52, 62), "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
 }  # fmt: skip
 SEVEN_SIGNS = ("IQ2_XXS", "IQ2_XS", "IQ3_XXS")
 IQ1_ENTRIES = 2048
-# A book's entries as numbers whose digits, the lowest first, count values; they ascend, so that a bit for each number
-# says whether there is such an entry. The bits are compressed and in base 85.
+# Entries of a book as ascending numbers, whose digits, the lowest first, are indices of VALUES. A bit for each number
+# marks the entries; the bits are compressed and in base 85.
 BOOKS = {
     "IQ1_S": (
         "c-k#eK}(!R7=CxE;dM-9V?RN1diSfb(^(PgE$L;EU0C#DLh=VZ*|bQ>IZZw%yXlwN6ha`hG?#HO$v6$G@ldv(umMk2dT8mb2WdTox*h^v8Vt"
@@ -86,7 +86,7 @@ class Numbers(NamedTuple):
 
 @cache
 def _book(name: str) -> Tensor:
-    """int8 [entries, width]; those of IQ1 twice, an eighth more and an eighth less."""
+    """Codebook int8 [entries, width]; IQ1 has each entry twice, with an eighth added and with an eighth subtracted."""
     values, width = VALUES[name], 4 if name.startswith("IQ3") else 8
     packed = torch.frombuffer(bytearray(zlib.decompress(base64.b85decode(BOOKS[name]))), dtype=torch.uint8)
     bits = packed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8, device="cpu") & 1
@@ -98,7 +98,7 @@ def _book(name: str) -> Tensor:
 
 @cache
 def _signs(stated: int) -> Tensor:
-    """int8 [2 ** stated, 8] of 1 and -1: a bit for each sign; of seven bits, the eighth makes their sum even."""
+    """Signs 1 and -1, int8 [2 ** stated, 8], a bit for each; after seven bits, the eighth makes their sum even."""
     codes = torch.arange(1 << stated, dtype=torch.int32, device="cpu").unsqueeze(1)
     bits = codes >> torch.arange(8, dtype=torch.int32, device="cpu") & 1
     if stated == 7:
@@ -107,7 +107,7 @@ def _signs(stated: int) -> Tensor:
 
 
 def _spelled(name: str, entries: Tensor, rows: Tensor | None = None) -> Tensor:
-    """int8 [out, blocks, n] numbers of a book's entries, with the signs of rows [out, blocks, ...] of `_signs`."""
+    """Values int8 [out, blocks, n] of a book's entries, with the signs in rows [out, blocks, ...] of `_signs`."""
     book, signs = _book(name), None if rows is None else _signs(7 if name in SEVEN_SIGNS else 8)
     compiled = None if entries.is_meta else library()
     if compiled is not None:
@@ -121,18 +121,18 @@ def _spelled(name: str, entries: Tensor, rows: Tensor | None = None) -> Tensor:
 
 
 def _shifted(numbers: Tensor, shifts: tuple[int, ...], mask: int) -> Tensor:
-    """[..., n * shifts] of integers [..., n]: of each the bits from a shift on."""
+    """Bits of integers [..., n] from each shift on, [..., n * shifts]."""
     by = torch.tensor(shifts, dtype=numbers.dtype, device=numbers.device)
     return (numbers.unsqueeze(-1) >> by & mask).flatten(-2)
 
 
 def _float(data: Tensor) -> Tensor:
-    """[..., 1] float32 of the bytes of a float16."""
+    """Float32 [..., 1] of the bytes of a float16."""
     return data.contiguous().view(torch.float16).to(torch.float32)
 
 
 def _words(data: Tensor) -> Tensor:
-    """[..., n / 2] int32 of the bytes of unsigned numbers of 16 bits."""
+    """Int32 [..., n / 2] of the bytes of unsigned 16-bit integers."""
     return data.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
 
 

@@ -1,6 +1,6 @@
 """Conversion of a GGUF file's metadata to the keys of a config.json, and of its tensors' names.
 
-Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (which rows of q and k it moves); `families`.
+Sources: llama.cpp's llama-arch.cpp (names) and convert_hf_to_gguf.py (reordered rows of q and k); `families`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ INSIDE = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }  # fmt: skip
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-SCALE = re.compile(r"\.(input_)?scale$")  # of NVFP4: of a weight, which `restored` reads with it, and of rows
+SCALE = re.compile(r"\.(input_)?scale$")  # scales of NVFP4: of a weight, read in `restored`, and of activations
 BEHIND = re.compile(r"blk\.\d+\.nextn\.")
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
-# Keys of an architecture that are read below, and those without effect on what is computed.
+# Keys of an architecture -> keys of config.json. READ adds keys that are read elsewhere, or without effect.
 SIZES = {
     "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
     "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
@@ -52,10 +52,10 @@ READ = {
 
 
 def config_of(container: Container) -> dict[str, Any]:
-    """The config.json of a file's model.
+    """Content of config.json for a file's model.
 
     Raises:
-        UnsupportedModelError: its architecture, or a value that changes what is computed, is not implemented.
+        UnsupportedModelError: the architecture, or a value that affects the computation, is not implemented.
         CheckpointError: a value is missing.
     """
     architecture, family = str(container.metadata.get("general.architecture")), _family(container)
@@ -80,7 +80,7 @@ def config_of(container: Container) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in container.entries,
         "dtype": "float32" if {entry.type.name for entry in container.entries.values()} == {"F32"} else "bfloat16",
         **_head(container, stated, config, family),
-        **_rotation(container, stated),
+        **_rope(container, stated),
     }
     config |= {key: tensor in container.entries for key, tensor in family.biases.items()}
     try:
@@ -94,7 +94,7 @@ def config_of(container: Container) -> dict[str, Any]:
 
 
 def _family(container: Container) -> GgufFamily:
-    """The family of a file's model."""
+    """Family of a file's model."""
     name = container.metadata.get("general.architecture")
     found = FAMILIES.get(special_case(str(name), container.metadata))
     if found is None:
@@ -108,7 +108,7 @@ def _family(container: Container) -> GgufFamily:
 def _head(
     container: Container, stated: Mapping[str, Any], config: Mapping[str, Any], family: GgufFamily
 ) -> dict[str, Any]:
-    """The size of a head and of its rotated part."""
+    """Size of a head, and the fraction of it that RoPE covers."""
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     if not isinstance(hidden, int) or not isinstance(heads, int) or heads < 1:
         raise CheckpointError(
@@ -116,7 +116,7 @@ def _head(
             "positive integers, the same for all layers"
         )
     if "kv_lora_rank" in family.sizes.values():
-        return {}  # which `differs` reads
+        return {}  # sizes of latent attention, read in `differs`
     size = stated.get("attention.key_length", hidden // heads)
     if stated.get("attention.value_length", size) != size:
         raise UnsupportedModelError(f"{container.file}: keys and values of different sizes are not supported")
@@ -124,12 +124,14 @@ def _head(
     if rotated == size:
         return {"head_dim": size}
     if not family.partial or not isinstance(rotated, int) or not isinstance(size, int) or size < 1:
-        raise UnsupportedModelError(f"{container.file}: {shown(rotated)} of {shown(size)} dimensions are rotated")
+        raise UnsupportedModelError(
+            f"{container.file}: RoPE of {shown(rotated)} of {shown(size)} dimensions is not supported"
+        )
     return {"head_dim": size, "partial_rotary_factor": rotated / size}
 
 
-def _rotation(container: Container, stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Scaled rotary embeddings; divisors of the frequencies, which Llama 3 files hold as a tensor, are exact."""
+def _rope(container: Container, stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Scaling of RoPE; the divisors of the frequencies that Llama 3 files store as a tensor are exact."""
     kind = stated.get("rope.scaling.type", "none")
     original = stated.get("rope.scaling.original_context_length")
     stretched = {} if original is None else {"original_max_position_embeddings": original}
@@ -171,9 +173,9 @@ def _divisors(container: Container, name: str) -> list[float] | None:
 
 
 def tensor_name(container: Container, name: str) -> str | None:
-    """The name that a tensor has in a Hugging Face checkpoint, its own if there is none, None if it is no weight.
+    """Name of a tensor in a Hugging Face checkpoint; unchanged if it has none, None if the tensor is not loaded.
 
-    The name of one that holds the weights of all experts has `EACH` in the place of the expert's number.
+    The name of a tensor with the weights of all experts has `EACH` in place of the number of the expert.
     """
     if name in FREQUENCIES or SCALE.search(name):
         return None
@@ -183,7 +185,7 @@ def tensor_name(container: Container, name: str) -> str | None:
     found = BLOCK.fullmatch(name)
     family = _family(container)
     if BEHIND.match(name) or (found is not None and found[2] == "attn_v_b"):
-        return None  # weights that predict further tokens; a part that `restored` reads with the other
+        return None  # layers that predict further tokens; a part that `restored` reads with attn_k_b
     path = None if found is None else family.names.get(found[2], INSIDE.get(found[2]))
     if found is None or path is None:
         return name
@@ -199,7 +201,7 @@ def tensor_name(container: Container, name: str) -> str | None:
 def single_weights(
     container: Container, name: str, ours: str, tensor: Tensor | Coded
 ) -> Iterator[tuple[str, Tensor | Coded]]:
-    """A tensor under its name in a checkpoint, one that holds the weights of all experts as each expert's own."""
+    """Yield a tensor under its name in a checkpoint, split if it has the weights of all experts."""
     shape = container.entries[name].shape
     if EACH not in ours:
         flat = ours.endswith("shared_expert_gate.weight") and len(shape) == 1
@@ -211,7 +213,7 @@ def single_weights(
 
 
 def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor | Coded:
-    """A tensor as a checkpoint has it, where llama.cpp has another order of the rows of q and k or other norms."""
+    """Tensor as in the checkpoint, before llama.cpp reordered rows of q and k, shifted norms or split a weight."""
     architecture, family = container.metadata["general.architecture"], _family(container)
     if isinstance(tensor, Coded) and (scale := f"{name.removesuffix('weight')}scale") in container.entries:
         tensor = replace(tensor, factor=_factor(container, scale, tensor.shape[0]))
@@ -230,7 +232,7 @@ def restored(container: Container, name: str, tensor: Tensor | Coded) -> Tensor 
 
 
 def _factor(container: Container, name: str, outputs: int) -> Tensor:
-    """[outputs] float32: what an NVFP4 weight, or each of a layer's experts, is multiplied by."""
+    """Factor of an NVFP4 weight, or of each expert of a layer, float32 [outputs]."""
     found = read_tensor(container, name)
     if isinstance(found, Coded) or outputs % found.numel():
         raise CheckpointError(f"{container.file}: {name} has no number for a share of {outputs} rows; {AGAIN}")
@@ -238,9 +240,9 @@ def _factor(container: Container, name: str, outputs: int) -> Tensor:
 
 
 def _keys_and_values(container: Container, name: str) -> Tensor:
-    """The weight [heads * (key + value), rank] of latent attention, which files have as keys and values by head.
+    """Weight [heads * (key + value), rank] of latent attention, which files store as keys and values by head.
 
-    Keys stand with their inputs as outputs, so that their blocks are not those of a weight: both become plain numbers.
+    Keys are stored with inputs and outputs exchanged, so that their blocks cannot be kept: both are dequantised.
     """
     other = name.replace("attn_k_b", "attn_v_b")
     shapes = [container.entries[each].shape if each in container.entries else () for each in (name, other)]

@@ -1,6 +1,6 @@
-"""The container of a GGUF file: metadata and where each tensor lies. Knows nothing of models.
+"""Container of a GGUF file: metadata, and the place of each tensor, independent of models.
 
-Every length is compared with what the file still holds before it is used, so that a damaged file costs no memory.
+Every length is compared with the rest of the file before it is used, so that a damaged file costs no memory.
 Source: ggml's docs/gguf.md, versions 2 and 3.
 """
 
@@ -22,7 +22,7 @@ from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY = 8, 9
-# Types of metadata by number, in struct's letters.
+# Number types of metadata, in struct's letters.
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 MOST_DIMENSIONS = 4
 AGAIN = "download it again, or copy it again from where it is whole"
@@ -32,9 +32,9 @@ class BlockType(NamedTuple):
     """Storage type of the numbers of a row.
 
     Attributes:
-        name: what llama.cpp calls it.
-        numbers: of a block.
-        bytes: of a block.
+        name: llama.cpp's name.
+        numbers: values per block.
+        bytes: bytes per block.
     """
 
     name: str
@@ -77,13 +77,13 @@ OTHERS = {
 
 
 class Entry(NamedTuple):
-    """A tensor of the file.
+    """Tensor of a file.
 
     Attributes:
-        shape: outermost dimension first, as torch has it.
-        type: how its numbers are stored.
-        start: of its data, in bytes from the start of the file.
-        file: where it lies.
+        shape: outermost dimension first, as in torch.
+        type: storage type.
+        start: offset of the data from the start of the file, in bytes.
+        file: file that has the data.
     """
 
     shape: tuple[int, ...]
@@ -101,13 +101,13 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Container:
-    """A GGUF file, or a model in several, without the data.
+    """GGUF file, or model in several files, without the data.
 
     Attributes:
-        file: the first one.
+        file: first file.
         metadata: values by key.
         entries: tensors by name, in the order of the file.
-        data: whether `read` reads; otherwise it gives tensors on the meta device.
+        data: false if `read` returns tensors on the meta device.
     """
 
     file: Path
@@ -116,7 +116,7 @@ class Container:
     data: bool = True
 
     def read(self, name: str) -> Tensor:
-        """The bytes of a tensor, uint8 [rows, bytes of a row]."""
+        """Read the bytes of a tensor, uint8 [rows, bytes of a row]."""
         entry = self.entries[name]
         row = entry.shape[-1] // entry.type.numbers * entry.type.bytes
         if not self.data:
@@ -128,7 +128,7 @@ class Container:
 
 
 class _Bytes:
-    """The bytes of a file from its start on; whatever would lie past its end is an error."""
+    """Reader of the bytes of a file from its start on; raises CheckpointError at the end of the file."""
 
     def __init__(self, file: Path, data: mmap.mmap) -> None:
         self.file, self.data, self.at = file, data, 0
@@ -168,7 +168,7 @@ class _Bytes:
         return self._texts(count)
 
     def _texts(self, count: int) -> list[str]:
-        """Texts one after the other; a vocabulary has hundreds of thousands, so that this loop calls little."""
+        """Read `count` texts; the loop has few calls, since a vocabulary has hundreds of thousands of texts."""
         data, at, end, size_of = self.data, self.at, len(self.data), struct.Struct("<Q").unpack_from
         found = []
         for _ in range(count):
@@ -186,11 +186,11 @@ class _Bytes:
 
 
 def read_container(file: Path) -> Container:
-    """Metadata and tensors of a GGUF file, or of all parts of a model of which one is given.
+    """Read metadata and tensor entries of a GGUF file, or of all parts of a model of which one is given.
 
     Raises:
-        CheckpointError: it is no GGUF file, or truncated or damaged, or a part of the model is missing or another's.
-        UnsupportedModelError: a tensor is stored in a way that is not implemented.
+        CheckpointError: the file is no GGUF file, truncated or damaged, or a part of the model is missing or foreign.
+        UnsupportedModelError: the storage type of a tensor is not implemented.
     """
     files = part_files(file)
     parts = [_read_file(each) for each in files]
@@ -237,7 +237,7 @@ def _read(file: Path, data: _Bytes) -> Container:
 
 
 def _check_places(file: Path, entries: Mapping[str, Entry], size: int) -> None:
-    """Refuse tensors that end beyond the file or lie over one another."""
+    """Raise CheckpointError if tensors overlap, or end beyond the file."""
     before, end = "", 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
         if entry.start < end:

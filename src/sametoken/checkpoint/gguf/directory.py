@@ -1,6 +1,6 @@
-"""A GGUF file as a checkpoint directory: its facts and tokenizer as the usual files, and a link to the file itself.
+"""Checkpoint directory of a GGUF file: metadata and tokenizer as the usual files, and a link to the file.
 
-The directory lies beside the Hub's cache under a name that changes with the file, so that it is written once.
+The directory is next to the Hub's cache, under a name that changes with the file, so that it is written once.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ from sametoken.errors import CheckpointError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
-VERSION = 5  # of what is written into the directory
+VERSION = 5  # of the written files
 MOST = 64  # directories that are kept
-PART = ".part-"  # the name of what is being written
-ABANDONED_S = 3600  # without use: of a killed process, or of nobody any more
+PART = ".part-"  # prefix of a directory that is being written
+ABANDONED_S = 3600  # without use; then a directory of a killed process or an old version is removed
 
 
 def directory_of(file: Path, cache: Path) -> Path:
-    """The checkpoint directory of a GGUF file, written if it is not there yet.
+    """Return the checkpoint directory of a GGUF file, written if it does not exist yet.
 
     Args:
-        cache: where such directories are kept; a temporary one is used if it cannot be written.
+        file: GGUF file, or one of its parts.
+        cache: parent of such directories; a temporary directory is used if the parent cannot be written.
 
     Raises:
         CheckpointError: the file is damaged.
-        UnsupportedModelError: its architecture, tokenizer or a type of its blocks is not implemented.
+        UnsupportedModelError: the architecture, the tokenizer or a type of blocks is not implemented.
     """
     files = part_files(file)
     stem, file = files[0].stem, files[0].resolve() if len(files) == 1 else files[0].absolute()
@@ -90,9 +91,9 @@ def _written(place: Path, contents: Mapping[str, Any], file: Path) -> Path:
 
 
 def _tidy(cache: Path, file: Path) -> None:
-    """Remove directories of files that are gone, of this one as it was, and of killed processes; then the oldest.
+    """Remove directories of deleted files, old ones of `file`, and those of killed processes; then the oldest.
 
-    Another version of this package has another directory for the same file, perhaps one that it is about to read.
+    A recent directory of `file` stays: another version of this package may be about to read it.
     """
     now, kept = time.time(), []
     for place in cache.iterdir():
@@ -110,10 +111,10 @@ def _tidy(cache: Path, file: Path) -> None:
 
 
 def read_gguf(file: Path, *, data: bool = True) -> Iterator[tuple[str, Tensor | Coded]]:
-    """Every weight of a GGUF file under its name in a Hugging Face checkpoint; raises as `directory_of`.
+    """Yield every weight of a GGUF file under its name in a Hugging Face checkpoint; raise as `directory_of`.
 
     Args:
-        data: False gives them on the meta device, which must be torch's default device then.
+        data: false for weights on the meta device, which must then be torch's default device.
     """
     container = replace(read_container(file), data=data)
     for name in container.entries:

@@ -1,6 +1,6 @@
-"""The architectures of llama.cpp as data: what their files state, leave out, and call otherwise than a checkpoint does.
+"""Architectures of llama.cpp as data: the differences between their files and a checkpoint.
 
-Sources: llama.cpp's conversion scripts (what is written) and src/models (what an absent key means).
+Sources: llama.cpp's conversion scripts (written keys) and src/models (meanings of absent keys).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def _nothing(stated: Stated, config: Stated) -> dict[str, Any]:
 
 
 class GgufFamily(NamedTuple):
-    """An architecture of llama.cpp.
+    """Architecture of llama.cpp.
 
     Attributes:
-        name: of transformers' class.
-        model_type: of config.json.
-        paired: whether the rows of q and k lie as pairs that are rotated together.
-        partial: whether a part of each head may be rotated alone.
-        norm_shift: what the file's weights of norms have more than the checkpoint's.
-        facts: keys of config.json that the files do not state.
-        sizes: keys of the file beyond `SIZES`, and what config.json calls them.
-        more: further keys, which `differs` reads or which do not change what is computed from text.
-        biases: keys of config.json that say whether a tensor is there, and that tensor.
-        names: tensors of a block that are called otherwise than in `INSIDE`.
-        differs: further keys of config.json, from those of the file and the config.json so far.
+        name: name of transformers' class.
+        model_type: value in config.json.
+        paired: true if the rows of q and k are stored as interleaved RoPE pairs.
+        partial: true if RoPE may cover only a part of each head.
+        norm_shift: number added to the checkpoint's weights of norms in the file.
+        facts: entries of config.json that the files do not state.
+        sizes: keys of the file in addition to `SIZES` -> keys of config.json.
+        more: further keys of the file, which `differs` reads or which have no effect on text.
+        biases: keys of config.json -> the tensor whose presence is the value.
+        names: names of a block's tensors in addition to `INSIDE`.
+        differs: function of the file's keys and of config.json so far that returns further keys of config.json.
     """
 
     name: str
@@ -52,10 +52,10 @@ class GgufFamily(NamedTuple):
 
 
 def _typed_layers(stated: Stated, config: Stated, step: int) -> dict[str, Any]:
-    """Window of each layer: as stated, else all but every `step`-th one; none where there is no window."""
+    """Type of each layer: windows as stated, else in all but every `step`-th layer; none without a window size."""
     count, pattern = config.get("num_hidden_layers"), stated.get(f"{WINDOW_KEY}_pattern", step)
     if not isinstance(count, int) or not 0 < count <= MOST_LAYERS:
-        return {}  # which is refused where config.json is read
+        return {}  # refused when config.json is read
     if isinstance(pattern, list) and len(pattern) == count:
         windowed = [bool(each) for each in pattern]
     elif isinstance(pattern, int) and pattern > 0:
@@ -66,13 +66,13 @@ def _typed_layers(stated: Stated, config: Stated, step: int) -> dict[str, Any]:
 
 
 def _query_scale(config: Stated, largest: int) -> dict[str, Any]:
-    """The number that Gemma divides attention's scores by; files do not state it, only the largest model's differs."""
+    """Scale of Gemma's queries, which files do not state: the size of a head, except in the largest model."""
     shared = config["hidden_size"] // config["num_attention_heads"]
     return {"query_pre_attn_scalar": shared if config.get("num_hidden_layers") == largest else config["head_dim"]}
 
 
-def _two_rotations(stated: Stated, config: Stated, local: float) -> dict[str, Any]:
-    """The bases of layers with and without a window; `local` is that of the former in a file without it."""
+def _two_ropes(stated: Stated, config: Stated, local: float) -> dict[str, Any]:
+    """RoPE bases of layers with a window (`local`) and without one."""
     base = {"rope_theta": config["rope_theta"]} if "rope_theta" in config else {}
     kinds = {FULL: {"rope_type": "default", **base}, SLIDING: {"rope_type": "default", "rope_theta": local}}
     return {"rope_parameters": kinds}
@@ -85,23 +85,23 @@ def _gemma2(stated: Stated, config: Stated) -> dict[str, Any]:
 def _gemma3(stated: Stated, config: Stated) -> dict[str, Any]:
     local = stated.get(f"{ROPE}_swa", 10000.0)
     return {
-        **_typed_layers(stated, config, 6), **_query_scale(config, 62), **_two_rotations(stated, config, local)
+        **_typed_layers(stated, config, 6), **_query_scale(config, 62), **_two_ropes(stated, config, local)
     }  # fmt: skip
 
 
 def _olmo3(stated: Stated, config: Stated) -> dict[str, Any]:
     local = stated.get(f"{ROPE}_swa", config.get("rope_theta", 10000.0))
-    return {**_typed_layers(stated, config, 4), **_two_rotations(stated, config, local)}
+    return {**_typed_layers(stated, config, 4), **_two_ropes(stated, config, local)}
 
 
 def _granite(stated: Stated, config: Stated) -> dict[str, Any]:
     if stated.get("rope.scaling.finetuned", True) is False:
-        raise UnsupportedModelError("Granite without rotation (rope.scaling.finetuned is false) is not supported")
+        raise UnsupportedModelError("Granite without RoPE (rope.scaling.finetuned is false) is not supported")
     return {"attention_multiplier": stated.get("attention.scale") or config["head_dim"] ** -0.5}
 
 
 def _without_further(stated: Stated, config: Stated) -> dict[str, Any]:
-    """The layers without those that predict further tokens, which stand behind them."""
+    """Number of layers, without the last ones, which predict further tokens."""
     further, layers = stated.get(FURTHER, 0), config.get("num_hidden_layers")
     if not isinstance(further, int) or not isinstance(layers, int) or not 0 <= further < max(layers, 1):
         raise CheckpointError(f"{FURTHER} is {shown(further)} of {shown(layers)} layers, expected fewer than there are")
@@ -115,7 +115,7 @@ def _glm4_moe(stated: Stated, config: Stated) -> dict[str, Any]:
 
 
 def _deepseek(stated: Stated, config: Stated) -> dict[str, Any]:
-    """DeepSeek V2, and V3, whose experts are chosen by sigmoids; keys and values are products of a small vector."""
+    """Keys of DeepSeek V2 and V3, which have latent attention; V3 chooses experts by sigmoids."""
     rotated, key = stated.get("rope.dimension_count"), stated.get(f"{KEY}_mla", stated.get(KEY))
     value = stated.get(f"{VALUE}_mla", stated.get(VALUE))
     if not all(isinstance(each, int) and each > 0 for each in (rotated, key, value)) or key <= rotated:
@@ -132,25 +132,25 @@ def _deepseek(stated: Stated, config: Stated) -> dict[str, Any]:
     elif stated.get(GROUPS, 1) != 1:
         found |= {"n_group": stated[GROUPS], "topk_group": stated.get(GROUPS_USED)}
         found["topk_method"] = "group_limited_greedy"
-    if stated.get(STRETCH) and "rope_scaling" in config:  # the file has a tenth of it, and it is that of both keys
+    if stated.get(STRETCH) and "rope_scaling" in config:  # the file states a tenth of it, for both keys
         share = round(10 * stated[STRETCH], 6)
         found["rope_scaling"] = {**config["rope_scaling"], "mscale": share, "mscale_all_dim": share}
     return found
 
 
 def _llama4(stated: Stated, config: Stated) -> dict[str, Any]:
-    """As published: three of four layers in chunks; the largest model has no norms of queries and keys."""
+    """Keys of the published Llama 4 models; the largest one has no norms of queries and keys."""
     if stated.get(WINDOW_KEY, CHUNK) != CHUNK:
         raise UnsupportedModelError(f"Llama 4 with {WINDOW_KEY} {shown(stated[WINDOW_KEY])} is not supported")
     norms = config.get("num_local_experts") != WITHOUT_NORMS
     return {"attention_chunk_size": CHUNK, "use_qk_norm": norms}
 
 
-CHUNK, WITHOUT_NORMS = 8192, 128  # tokens, and experts
+CHUNK, WITHOUT_NORMS = 8192, 128  # tokens of a chunk, and experts of the largest model
 KEY, VALUE, STRETCH = "attention.key_length", "attention.value_length", "rope.scaling.yarn_log_multiplier"
 FURTHER, GATING, NORMALISED = "nextn_predict_layers", "expert_gating_func", "expert_weights_norm"
 GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
-SIGMOID = 2  # of ways to score experts
+SIGMOID = 2  # number of sigmoid scores of experts
 ROPE = "rope.freq_base"
 CHOSEN = {"expert_used_count": "num_experts_per_tok"}
 QWEN = {**CHOSEN, "expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
@@ -180,7 +180,7 @@ LATENT_NAMES = {
     "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj",
 }  # fmt: skip
 
-# By the architecture's name; one that stands for several families has the words of `special_case` behind it.
+# Families by architecture; `special_case` appends words to an architecture with several families.
 FAMILIES = {
     "chatglm": GgufFamily("GlmForCausalLM", "glm", partial=True, biases=ATTENTION_BIAS),
     "deepseek2": GgufFamily(
@@ -237,7 +237,7 @@ FAMILIES = {
     "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", "qwen2_moe", facts={"norm_topk_prob": False}, sizes=QWEN | SHARED),
     "qwen3": GgufFamily("Qwen3ForCausalLM", "qwen3", biases=ATTENTION_BIAS),
     "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", "qwen3_moe", facts={"norm_topk_prob": True}, sizes=QWEN),
-    # The part that reads images is a file of its own; a text's sections of a rotation are one rotation.
+    # The part that reads images is a separate file; for text, the sections of RoPE make plain RoPE.
     "qwen3vl": GgufFamily(
         "Qwen3ForCausalLM", "qwen3", biases=ATTENTION_BIAS, more=("n_deepstack_layers", "rope.dimension_sections")
     ),
@@ -246,7 +246,7 @@ FAMILIES = {
 
 
 def special_case(architecture: str, metadata: Stated) -> str:
-    """The name in `FAMILIES` of an architecture: Llama's is also Mixtral's, OLMo 2's is also OLMo 3's."""
+    """Key in `FAMILIES` of an architecture: Llama's name is also Mixtral's, OLMo 2's is also OLMo 3's."""
     for name, key in ((f"{architecture} with experts", "expert_count"), (f"{architecture} with windows", WINDOW_KEY)):
         if name in FAMILIES and metadata.get(f"{architecture}.{key}"):
             return name

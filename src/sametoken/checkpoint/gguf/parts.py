@@ -1,6 +1,6 @@
-"""A model that llama-gguf-split or a converter cut into several files: their names, and whether they belong together.
+"""Models in several GGUF files, as llama-gguf-split writes them: names of the files, and a check of their content.
 
-The first has the metadata of the model; tensors lie in all of them. Any of them stands for the model.
+The first file has the metadata of the model; all files have tensors. Any file may be given for the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ALL_OF_IT = "put all parts of one model into one directory, with the names that 
 
 
 def siblings(name: str) -> list[str]:
-    """The names of all parts, where a name is that of one; the name alone otherwise."""
+    """Names of all parts of a model, from the name of one; `name` alone if it is not that of a part."""
     found = NAME.fullmatch(name)
     if found is None or not 0 < int(found["number"]) <= int(found["count"]):
         return [name]
@@ -27,7 +27,7 @@ def siblings(name: str) -> list[str]:
 
 
 def models(names: Iterable[str]) -> dict[str, list[str]]:
-    """The files of each model among these names, by the name of its first file."""
+    """Files of each model among `names`, by the name of the first file."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):
         found.setdefault(siblings(name)[0], []).append(name)
@@ -35,10 +35,10 @@ def models(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def part_files(file: Path) -> list[Path]:
-    """All files of a model, of which one is given; also of a link that stands for the first of them.
+    """All files of a model, from one of them or from a link to the first.
 
     Raises:
-        CheckpointError: one is missing.
+        CheckpointError: a file is missing.
     """
     link = file.parent / file.readlink() if file.is_symlink() else file
     target = link if NAME.fullmatch(link.name) else file
@@ -51,13 +51,15 @@ def part_files(file: Path) -> list[Path]:
 
 
 def check_parts(files: Sequence[Path], metadata: Sequence[Mapping[str, Any]], tensors: Sequence[Iterable[str]]) -> None:
-    """Refuse files that are not the parts of one model, in their order.
+    """Check that files are the parts of one model, in order.
 
     Args:
-        metadata: of each file. `tensors`: the names of those in it.
+        files: files of the model.
+        metadata: metadata of each file.
+        tensors: names of the tensors in each file.
 
     Raises:
-        CheckpointError: a file is no part, another part than its name says, or a part of another model.
+        CheckpointError: a file is no part, a part other than in its name, or a part of another model.
     """
     owner: dict[str, Path] = {}
     for i, (file, stated, names) in enumerate(zip(files, metadata, tensors, strict=True)):
@@ -69,7 +71,7 @@ def check_parts(files: Sequence[Path], metadata: Sequence[Mapping[str, Any]], te
             words = f"part {number + 1} of {count} of a model, expected a name such as MODEL-00001-of-{count:05}.gguf"
             raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
         if len(files) > 1 and (count, number) != (len(files), i):
-            words = f"holds part {number + 1} of {count}, its name says part {i + 1} of {len(files)}"
+            words = f"holds part {number + 1} of {count}, its name states part {i + 1} of {len(files)}"
             raise CheckpointError(f"{file}: {words}; {ALL_OF_IT}")
         for name in names:
             if (first := owner.setdefault(name, file)) != file:

@@ -1,4 +1,4 @@
-"""GGUF files of a Hub repository that a name such as "owner/name:Q4_K_M" means, spelled as for llama.cpp and vLLM."""
+"""Choice of a GGUF file in a Hub repository by a name such as "owner/name:Q4_K_M", as in llama.cpp and vLLM."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from sametoken.errors import HubError
 KIND = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|BF16|F16|F32))(?:-\d+-of-\d+)?\.gguf$", re.IGNORECASE
 )
-UNSLOTH = "UD-"  # before kinds of theirs, which people leave out
-FIRST_KINDS = ("Q4_K_M", "Q8_0")  # that llama.cpp takes where none is named; then the first file
-NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of what belongs to a model
+UNSLOTH = "UD-"  # prefix of Unsloth's types, which may be left out
+FIRST_KINDS = ("Q4_K_M", "Q8_0")  # llama.cpp's defaults, in order; then the first file
+NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # in names of files that accompany a model
 
 
 def chosen_files(repository: str, kind: str, names: Iterable[str]) -> list[str]:
-    """The file that `kind` names, or all its parts, the first of which stands for them.
+    """File that `kind` names, or all its parts in order.
 
     Args:
-        kind: how the blocks are stored ("Q4_K_M", in any case), or the name of a file; "" for the usual one.
-        names: the files of the repository.
+        repository: Hub id, for errors.
+        kind: quantisation type ("Q4_K_M", in any case), or the name of a file; "" for the usual type.
+        names: files of the repository.
 
     Raises:
-        HubError: no file, several files, or parts of a file are missing.
+        HubError: no file or several files match, or parts of a file are missing.
     """
     parts = models(name for name in names if is_model(name))
     files = {name: kind_of(name) for name in parts}
@@ -42,7 +43,7 @@ def chosen_files(repository: str, kind: str, names: Iterable[str]) -> list[str]:
 
 
 def _named(files: dict[str, str], kind: str) -> list[str]:
-    """The models that a kind, or the name of a file or of a part of it, names."""
+    """Models of a quantisation type, or the model with a file of this name."""
     for name in files:
         if kind in (name, name.rpartition("/")[2]) or kind in {*siblings(name), *siblings(name.rpartition("/")[2])}:
             return [name]
@@ -55,11 +56,11 @@ def _usual(files: dict[str, str]) -> list[str]:
 
 
 def is_model(name: str) -> bool:
-    """True if a file is a model in GGUF, by its name."""
+    """True if the name of a file is that of a model in GGUF."""
     name = name.rpartition("/")[2].lower()
     return name.endswith(".gguf") and not any(other in name for other in NO_MODELS)
 
 
 def kind_of(name: str) -> str:
-    """The kind of a file's blocks in capitals; "" where its name states none."""
+    """Quantisation type in the name of a file, in capitals; "" if it has none."""
     return found[1].upper() if (found := KIND.search(name)) else ""

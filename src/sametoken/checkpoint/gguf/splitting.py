@@ -1,6 +1,6 @@
-"""Expressions that split a text before pairs are merged, by the names of tokenizer.ggml.pre in GGUF files.
+"""Regular expressions that split a text before BPE merges, by the value of tokenizer.ggml.pre in GGUF files.
 
-Source: llama.cpp's llama-vocab.cpp, and the tokenizer.json from which its expressions were made.
+Source: llama.cpp's llama-vocab.cpp, and the tokenizer.json files from which its expressions were made.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ SLASHED = REST.replace(r"[\r\n]*", r"[\r\n/]*", 1)
 
 
 def _by_case(after: str, digits: str, rest: str = SLASHED, letters: tuple[str, str] = (UPPER, LOWER)) -> str:
-    """Words that end where the case changes, with what may follow a word, and numbers."""
+    """Expression for words that end where the case changes, each with an optional suffix `after`, and for numbers."""
     start, (upper, lower) = r"[^\r\n\p{L}\p{N}]?", letters
     return rf"{start}{upper}*{lower}+{after}|{start}{upper}+{lower}*{after}|{digits}|{rest}"
 
@@ -21,7 +21,7 @@ def _by_case(after: str, digits: str, rest: str = SLASHED, letters: tuple[str, s
 LLAMA3 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}{{1,3}}|{REST}",)
 QWEN2 = (rf"{CONTRACTIONS}|{WORDS}|\p{{N}}|{REST}",)
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Letters with a case, of Unicode 11, as deepseek-llm has them; other ideographs than Han and syllables of Korean.
+# Letters with a case in Unicode 11, as in the expressions of deepseek-llm.
 CASED = (
     r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     r"\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-"
@@ -48,8 +48,8 @@ DEEPSEEK3 = (
 )
 DIGITS = r"\p{N}{1,3}"
 GPT4O = (_by_case(f"{CONTRACTIONS}?", DIGITS),)
-# Values of tokenizer.ggml.pre: the expressions that split a text one after the other; GPT-2's expression splits what
-# an empty tuple names, "digits" the same after each digit.
+# Values of tokenizer.ggml.pre -> expressions that split a text one after the other. An empty tuple stands for GPT-2's
+# expression, "digits" for a split at each digit and then GPT-2's expression.
 SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), LLAMA3),
     **dict.fromkeys(("smaug-bpe", "dbrx", "chatglm-bpe", "glm4", "glm5"), LLAMA3),
@@ -109,7 +109,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), ("digits",)
     ),
 }
-BEGUN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}  # texts begin by BOS
+BEGUN = {"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}  # BOS begins a text
 WHOLE_WORDS = {*BEGUN, "tekken", "glm4", "glm5", "minicpm5"}  # a piece that is a token is not merged
 # Texts are normalised to NFC first, as these families' own tokenizers do; llama.cpp does not.
 NORMALISED = {"qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "hunyuan"}

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file's metadata as the files of a checkpoint: tokenizer.json and what stands beside it.
+"""Conversion of the tokenizer in a GGUF file's metadata to tokenizer.json and the settings of a checkpoint.
 
-Sources: llama.cpp's llama-vocab.cpp (kinds of splitting, tokens that end a text) and transformers' conversion of
-SentencePiece models (merges from scores).
+Sources: llama.cpp's llama-vocab.cpp (splitting, end tokens) and transformers' conversion of SentencePiece models
+(merges from scores).
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from sametoken.checkpoint.gguf.splitting import BEGUN, NORMALISED, SPLITS, WHOLE
 from sametoken.checkpoint.taken_as_is import GAP
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
-# Tokens that llama.cpp takes as ends of a text wherever a vocabulary has them as control tokens.
+# Tokens that end a text in llama.cpp if they are control tokens of the vocabulary.
 END_TOKENS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<EOT>", "</s>")
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-# Keys of the settings by files' names for tokens; of two names for one, the later counts.
+# Names of tokens in files -> keys of the settings; of two names for one key, the later counts.
 NAMES = {
     "bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "prefix": "fim_pre_token",
     "suffix": "fim_suf_token", "middle": "fim_mid_token", **{key.removesuffix("_token"): key for key in GAP},
 }  # fmt: skip
 TOKEN_TYPES = range(7)  # undefined, normal, unknown, control, user defined, unused, byte
-NO_TOKEN = (-1, 2**32 - 1)  # ids that stand for none
+NO_TOKEN = (-1, 2**32 - 1)  # ids that mean none
 SPACE = "\u2581"
-BYTES = 512  # tokens that a vocabulary of single bytes and marks may have
+BYTES = 512  # most tokens of a vocabulary without merges: single bytes and control tokens
 
 
 def tokenizer_files(metadata: Mapping[str, Any], where: object) -> dict[str, dict[str, Any]]:
-    """tokenizer.json, tokenizer_config.json and generation_config.json of a file's metadata.
+    """Contents of tokenizer.json, tokenizer_config.json and generation_config.json, from a file's metadata.
 
     Args:
+        metadata: metadata of the file.
         where: the file, for errors.
 
     Raises:
         UnsupportedModelError: the kind of tokenizer is not implemented.
-        CheckpointError: its lists do not fit each other.
+        CheckpointError: lists of the metadata do not fit each other.
     """
     facts = {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
     tokens = _texts(facts, "tokens", where)
@@ -84,7 +85,7 @@ def _list(facts: Mapping[str, Any], key: str, where: object) -> list[Any]:
 
 
 def _types(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> list[int]:
-    """The type of each token."""
+    """Type of each token."""
     types = _list(facts, "token_type", where) if facts.get("token_type") else [1] * len(tokens)
     if len(set(tokens)) != len(tokens) or len(types) != len(tokens):
         raise CheckpointError(
@@ -99,7 +100,7 @@ def _types(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> li
 
 
 def _token(facts: Mapping[str, Any], name: str, tokens: Sequence[str], where: object) -> int | None:
-    """The id of a named token, None if the file names none."""
+    """Id of a named token; None if the file has none."""
     value = facts.get(f"{name}_token_id")
     if value is None or value in NO_TOKEN:
         return None
@@ -115,7 +116,7 @@ def _added(index: int, token: str, kind: int) -> dict[str, Any]:
 
 
 def _around(first: int | None, last: int | None, tokens: Sequence[str]) -> dict[str, Any]:
-    """Put the tokens `first` and `last` around a text."""
+    """Post-processor that puts the tokens `first` and `last` around a text."""
     named = [
         None if index is None else {"SpecialToken": {"id": tokens[index], "type_id": 0}} for index in (first, last)
     ]
@@ -131,7 +132,7 @@ def _around(first: int | None, last: int | None, tokens: Sequence[str]) -> dict[
 
 
 def _byte_pairs(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> dict[str, Any]:
-    """BPE over bytes."""
+    """Parts of tokenizer.json for byte-level BPE."""
     kind = facts.get("pre")
     if kind not in SPLITS:
         raise UnsupportedModelError(
@@ -173,7 +174,7 @@ def _texts(facts: Mapping[str, Any], name: str, where: object) -> list[str]:
 
 
 def _merges(facts: Mapping[str, Any], tokens: Sequence[str], where: object) -> list[list[str]]:
-    """The merges, in their order; each makes a token of two others."""
+    """Merges in order; each joins two tokens to a third."""
     pairs, known = [_pair(merge, where) for merge in _texts(facts, "merges", where)], set(tokens)
     if not pairs and len(tokens) > BYTES:
         raise CheckpointError(f"{where}: no merges (tokenizer.ggml.merges) for {len(tokens)} tokens; {AGAIN}")
@@ -192,7 +193,7 @@ def _pair(merge: str, where: object) -> list[str]:
 
 
 def _pieces(facts: Mapping[str, Any], tokens: Sequence[str], types: Sequence[int], where: object) -> dict[str, Any]:
-    """SentencePiece's BPE: the pair that makes the piece of the highest score is merged first."""
+    """Parts of tokenizer.json for SentencePiece's BPE, which merges the pair with the highest score first."""
     scores, vocab = _list(facts, "scores", where), {token: i for i, token in enumerate(tokens)}
     if len(scores) != len(tokens):
         raise CheckpointError(f"{where}: {len(scores)} scores for {len(tokens)} tokens, expected one each")

@@ -1,4 +1,4 @@
-"""A tokenizer as the metadata of a GGUF file; the reverse of `tokenizer`, and checked by it on texts."""
+"""Conversion of a tokenizer to the metadata of a GGUF file: the reverse of `tokenizer`, and checked with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sametoken.errors import CheckpointError, UnsupportedModelError
 
 NORMAL, UNUSED, BYTE = 1, 5, 6
 TOKENIZER = "tokenizer.ggml."
-# Ways to split a text that differ, the frequent ones first; a file must name one.
+# Values of tokenizer.ggml.pre that split texts differently, the frequent ones first; a file must have one.
 KINDS = (
     "llama-bpe", "qwen2", "gpt-2", "tekken", "smollm", "smaug-bpe", "falcon3", "gpt-4o", "deepseek-v3", "qwen35",
     "glm4",
@@ -25,14 +25,15 @@ NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_to
 
 
 def vocabulary(directory: Path, size: int, texts: Sequence[str]) -> dict[str, Any]:
-    """The metadata of a checkpoint's tokenizer.
+    """GGUF metadata of a checkpoint's tokenizer.
 
     Args:
-        size: rows of the token vectors.
-        texts: on which the tokenizer that is read from the metadata must agree with the checkpoint's.
+        directory: checkpoint directory.
+        size: rows of the embedding.
+        texts: texts that the tokenizer of the metadata must split as the checkpoint's does.
 
     Raises:
-        UnsupportedModelError: no kind of tokenizer that GGUF files name splits these texts alike.
+        UnsupportedModelError: no kind of tokenizer in GGUF files splits the texts alike.
         CheckpointError: tokenizer.json is damaged.
     """
     content = read_json(directory / "tokenizer.json")
@@ -62,7 +63,7 @@ def vocabulary(directory: Path, size: int, texts: Sequence[str]) -> dict[str, An
 
 
 def _tokens(content: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Tokens and their types; rows without a token get one that no text has."""
+    """Tokens and their types; rows without a token get an unused one."""
     tokens = {number: token for token, number in content["model"]["vocab"].items()}
     types = {number: BYTE if BYTE_TOKEN.fullmatch(token) else NORMAL for number, token in tokens.items()}
     for added in content.get("added_tokens", ()):
@@ -72,7 +73,7 @@ def _tokens(content: Mapping[str, Any], size: int) -> dict[str, Any]:
     if unknown is not None and unknown in tokens.values():
         types[next(number for number, token in tokens.items() if token == unknown)] = UNKNOWN
     if tokens and max(tokens) >= size:
-        raise CheckpointError(f"tokenizer.json has token {max(tokens)}, the model {size} rows of token vectors")
+        raise CheckpointError(f"tokenizer.json has token {max(tokens)}, the embedding of the model {size} rows")
     return {
         f"{TOKENIZER}tokens": [tokens.get(number, f"[PAD{number}]") for number in range(size)],
         f"{TOKENIZER}token_type": [types.get(number, UNUSED) for number in range(size)],
@@ -95,6 +96,6 @@ def _candidates(common: Mapping[str, Any], merges: Sequence[str], pieces: bool) 
 
 
 def _encoded(candidate: Mapping[str, Any], where: Path, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-    """Ids of texts with and without what stands around a text, by the tokenizer that is read from metadata."""
+    """Ids of texts with and without special tokens, from the tokenizer of the metadata."""
     read = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_files(candidate, where)["tokenizer.json"]))
     return [(read.encode(text).ids, read.encode(text, add_special_tokens=False).ids) for text in texts]

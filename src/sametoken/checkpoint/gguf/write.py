@@ -1,4 +1,4 @@
-"""GGUF files of llama.cpp, written: metadata, names and the order of rows; the reverse of `config` and `container`."""
+"""Writer of GGUF files: metadata, names and order of rows; the reverse of `config` and `container`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def architecture_of(config: ModelConfig) -> str:
     """Name of a model's architecture in llama.cpp.
 
     Raises:
-        UnsupportedModelError: it cannot be written, or the model has a rotation or bias that is not stated there.
+        UnsupportedModelError: the architecture cannot be written, or GGUF cannot state its RoPE, windows or biases.
     """
     found = next((name for name in ARCHITECTURES if FAMILIES[name].name == config.architecture), None)
     if found is None or config.experts is not None:
@@ -39,9 +39,7 @@ def architecture_of(config: ModelConfig) -> str:
             f"{', '.join(FAMILIES[name].name for name in ARCHITECTURES)}; use another --format"
         )
     if config.rope.kind not in ("default", "linear"):
-        raise UnsupportedModelError(
-            f"rotation of kind {config.rope.kind} cannot be written as GGUF; use another --format"
-        )
+        raise UnsupportedModelError(f"RoPE of kind {config.rope.kind} cannot be written as GGUF; use another --format")
     if config.activation != "silu" or any(window is not None for window in config.sliding_windows) or config.mlp_bias:
         raise UnsupportedModelError(
             "another activation than silu, sliding windows and biases of the MLP cannot be written as GGUF; use "
@@ -51,7 +49,7 @@ def architecture_of(config: ModelConfig) -> str:
 
 
 def facts(config: ModelConfig, name: str, format: str) -> dict[str, Any]:
-    """The metadata of a model but for its tokenizer."""
+    """Metadata of a model, without its tokenizer."""
     architecture = architecture_of(config)
     stated: dict[str, Any] = {
         "context_length": config.max_position, "embedding_length": config.hidden_size,
@@ -70,11 +68,11 @@ def facts(config: ModelConfig, name: str, format: str) -> dict[str, Any]:
 
 
 class GgufWriter:
-    """A GGUF file whose tensors come one after the other; their data wait in a file beside it.
+    """Writer of a GGUF file, tensor by tensor; until `finish`, the data are in a second file next to it.
 
     Args:
-        file: to write.
-        config: facts of the model; `architecture_of` says what cannot be written.
+        file: path of the GGUF file.
+        config: configuration of a model that `architecture_of` accepts.
     """
 
     def __init__(self, file: Path, config: ModelConfig) -> None:
@@ -86,10 +84,10 @@ class GgufWriter:
         self._data.touch()
 
     def add(self, name: str, value: Tensor | Coded) -> None:
-        """A tensor under its name in a Hugging Face checkpoint; vectors become float32.
+        """Add a tensor under its name in a Hugging Face checkpoint; vectors become float32.
 
         Raises:
-            UnsupportedModelError: llama.cpp has no name for it.
+            UnsupportedModelError: llama.cpp has no name for the tensor.
         """
         ours = written_name(name)
         if (self._paired and ".attn_q." in ours) or (self._paired and ".attn_k." in ours):
@@ -108,7 +106,7 @@ class GgufWriter:
             self._at += size + opened.write(bytes(-size % ALIGNMENT))
 
     def finish(self, metadata: Mapping[str, Any]) -> int:
-        """Write the file; its bytes."""
+        """Write the file, and return its size in bytes."""
         head = [MAGIC, struct.pack("<IQQ", 3, len(self._infos), len(metadata))]
         head += [_text(key) + _value(value) for key, value in metadata.items()]
         for name, shape, kind, start in self._infos:
@@ -158,7 +156,7 @@ def _text(text: str) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """A value of metadata after its type; a list has one type, that of its first item; an empty one is of texts."""
+    """Bytes of a metadata value, after its type; a list has the type of its first item, an empty one that of texts."""
     if isinstance(value, list):
         kind, item = _kind(value[0] if value else "")
         return struct.pack("<IIQ", ARRAY, kind, len(value)) + b"".join(map(item, value))

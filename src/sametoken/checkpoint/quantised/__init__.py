@@ -1,1 +1,1 @@
-"""Checkpoints whose weights another tool quantised: what they state, and their tensors as `model.formats.coded`."""
+"""Checkpoints with weights quantised by another tool: their schemes, and their tensors as `model.formats.coded`."""

@@ -1,4 +1,4 @@
-"""The stream of a checkpoint's tensors with those of each quantised layer put together, as one `Coded` weight."""
+"""Assembly of the tensors of each quantised layer of a checkpoint into one `Coded` weight."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sametoken.checkpoint.quantised.scheme import Scheme, listed
 from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.formats.coded import Coded
 
-# Last parts of names. A module that has one of MARKS is quantised; RANGES say how activations and the KV cache were
-# to be rounded, which is not done here: both stay as precise as they are.
+# Last parts of names. A module with one of MARKS is quantised; RANGES are scales for the rounding of activations and of
+# the KV cache, and are ignored: neither is rounded here.
 WEIGHTS = ("weight", "weight_packed", "qweight")
 MARKS = (
     "weight_packed", "weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "weight_shape",
@@ -32,7 +32,7 @@ REFUSED = {
 
 
 class Item(NamedTuple):
-    """A tensor, or the weight of a quantised layer under the name that a plain one would have."""
+    """Tensor, or weight of a quantised layer under the name of a plain weight."""
 
     name: str
     tensor: Tensor | Coded
@@ -43,13 +43,13 @@ def collected(stored: Iterable[Item], names: Iterable[str], scheme: Scheme) -> I
     """Yield the tensors, with those of a quantised layer replaced by its weight as soon as all of them are read.
 
     Args:
-        stored: in any order.
-        names: of all of them.
-        scheme: what the checkpoint states.
+        stored: tensors in any order.
+        names: names of all tensors.
+        scheme: quantisation scheme of the checkpoint.
 
     Raises:
-        CheckpointError: a layer's tensors do not fit each other or the scheme.
-        UnsupportedModelError: they need arithmetic that is not here.
+        CheckpointError: the tensors of a layer do not fit each other or the scheme.
+        UnsupportedModelError: they need arithmetic that is not implemented.
     """
     wanted = modules(names)
     parts: dict[str, dict[str, Tensor]] = defaultdict(dict)
@@ -71,7 +71,7 @@ ANOTHER = "use the unquantised checkpoint, or one that another tool quantised"
 
 
 def modules(names: Iterable[str]) -> dict[str, set[str]]:
-    """The quantised modules, and the last parts of the names of their weight's tensors."""
+    """Last parts of the names of the tensors of each quantised module's weight, by module."""
     found: dict[str, set[str]] = defaultdict(set)
     plain = set()
     for name in names:
@@ -89,7 +89,7 @@ def _weight(module: str, parts: dict[str, Tensor], scheme: Scheme, file: Path) -
     layer = scheme.layer(module)
     if layer is None:
         raise CheckpointError(
-            f"{module} is stored quantised ({', '.join(sorted(parts))}), but the configuration says that it is "
+            f"{module} is stored quantised ({', '.join(sorted(parts))}), but the configuration states that it is "
             f"not (ignored: {listed(scheme.ignored)}); config.json and the weights do not belong together",
             field=str(file),
         )

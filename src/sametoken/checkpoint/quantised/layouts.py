@@ -1,7 +1,7 @@
-"""Stored tensors of one linear layer into its `Coded` weight: a function for each layout that a tool writes.
+"""Conversion of the stored tensors of a linear layer to its `Coded` weight: one function per layout of a tool.
 
-Tensors on the meta device have no values: what only values say is taken to be as it most often is. Shapes are [out,
-in] unless said. AWQ and GPTQ store [in, out], with 32 / bits codes in an int32, the first one lowest.
+Tensors on the meta device have no values; properties that only values show are assumed to be the usual ones. Shapes are
+[out, in] unless noted. AWQ and GPTQ store [in, out], with 32 / bits codes in an int32, the first one lowest.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sametoken.model.formats.coded import Code, Coded
 
 Parts = Mapping[str, Tensor]
 
-AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where the code of output 0, 1 ... of eight lies in an int32
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # places of the codes of eight outputs in an int32
 LAYOUTS = "the layouts that can be read are in docs/checkpoints.md"
 DAMAGED = "the file is damaged, or another tool than the stated one wrote it"
 
 
 def coded(parts: Parts, layer: WeightScheme, tool: str) -> Coded:
-    """The weight of a linear layer.
+    """Weight of a linear layer.
 
     Args:
-        parts: its tensors by the last part of their names.
-        layer: what the checkpoint states about it.
-        tool: the `quant_method`.
+        parts: tensors of the layer by the last part of their names.
+        layer: storage of the weight, as the checkpoint states it.
+        tool: `quant_method` of the checkpoint.
 
     Raises:
         CheckpointError: tensors are missing, of another dtype or shape, or scales are not positive finite numbers.
@@ -63,7 +63,7 @@ def _dtypes(known: Mapping[tuple[str, torch.dtype], object]) -> str:
 
 
 def _part(parts: Parts, *names: str) -> Tensor:
-    """The first of these that is there."""
+    """First of the named tensors that exists."""
     for name in names:
         if name in parts:
             return parts[name]
@@ -83,14 +83,14 @@ def _matrix(name: str, tensor: Tensor) -> tuple[int, int]:
 
 
 def _rows(name: str, scale: Tensor, outputs: int) -> Tensor:
-    """[out, 1] of one number, or of one for each output."""
+    """Scales [out, 1] from one number, or from one per output."""
     if scale.numel() == 1:
         return scale.reshape(1, 1).expand(outputs, 1)
     return _shaped(name, scale.reshape(-1, 1) if scale.dim() < 3 else scale, outputs, 1)
 
 
 def _fp8(parts: Parts, layer: WeightScheme) -> Coded:
-    """A scale for the weight, for each row, or for blocks; all multiply."""
+    """FP8 with a scale per weight, row or block; all scales are factors."""
     codes, scale = parts["weight"], _part(parts, "weight_scale", "weight_scale_inv").to(torch.float32)
     outputs, inputs = _matrix("weight", codes)
     if not _is_finite(codes):
@@ -114,12 +114,12 @@ def _is_finite(codes: Tensor) -> bool:
 
 
 def _nvfp4(parts: Parts, layer: WeightScheme) -> Coded:
-    """Model-Optimizer: the scale of a group times that of the weight."""
+    """Model-Optimizer's NVFP4: the scale of a group times the scale of the weight."""
     return _float4(parts, "weight", _part(parts, "weight_scale"), _part(parts, "weight_scale_2"), divided=False)
 
 
 def _fp4(parts: Parts, layer: WeightScheme) -> Coded:
-    """compressed-tensors: the scale of a group divided by that of the weight; MXFP4 has exponents alone."""
+    """compressed-tensors' FP4: the scale of a group divided by the scale of the weight; MXFP4 has only exponents."""
     scale = _part(parts, "weight_scale")
     if scale.dtype == torch.uint8:
         return _float4(parts, "weight_packed", scale.view(torch.float8_e8m0fnu), None, divided=False)
@@ -219,7 +219,7 @@ def _integer(layer: WeightScheme) -> Code:
 
 
 def _group(layer: WeightScheme, inputs: int, groups: int) -> int:
-    """Inputs that share a scale, of which there are `groups`."""
+    """Inputs that share a scale, for `groups` scales."""
     stated = layer.group
     if stated is None or stated < 0:
         stated = -(-inputs // groups)
@@ -232,7 +232,7 @@ def _group(layer: WeightScheme, inputs: int, groups: int) -> int:
 
 
 def _bytes_of(words: Tensor, bits: int) -> Tensor:
-    """[rows, columns * 32 / bits] uint8: the codes that the int32 `words` hold, the lowest first."""
+    """Codes in the int32 `words`, the lowest first, uint8 [rows, columns * 32 / bits]."""
     if words.dtype != torch.int32:
         raise CheckpointError(f"its packed integers are {words.dtype}, expected int32; {DAMAGED}")
     found = words.contiguous().view(torch.uint8)
@@ -245,12 +245,12 @@ def _halved(nibbles: Tensor) -> Tensor:
 
 
 def _centred(stored: Tensor, bits: int) -> Tensor:
-    """int8 of bytes: eight-bit codes are stored with 128 added, zero points of four bits are kept as they are."""
+    """Int8 values of bytes: 128 is subtracted from eight-bit codes; four-bit zero points stay unchanged."""
     return (stored ^ 128).view(torch.int8) if bits == 8 else stored.to(torch.int8)
 
 
 def _ordered(weight: Coded, index: Tensor | None) -> Coded:
-    """A weight whose inputs belong to the groups that `index` [in] names: sorted, so that a group's inputs adjoin."""
+    """Weight with its inputs sorted by the groups in `index` [in], so that the inputs of a group adjoin."""
     inputs, group = weight.inputs, weight.group
     plain = torch.arange(inputs, dtype=torch.int32) // group
     if index is None or index.numel() == 0 or index.is_meta or (index.to(torch.int32) == plain).all():
@@ -279,7 +279,7 @@ def _check_stated(weight: Coded, layer: WeightScheme) -> None:
 
 
 def _check_scales(weight: Coded) -> None:
-    """Scales are positive finite numbers; only a group of four-bit floats may be all zero."""
+    """Check that scales are positive finite numbers; only a group of four-bit floats may be all zero."""
     if weight.scale.is_meta:
         return
     checked = [("global scale", weight.factors())]

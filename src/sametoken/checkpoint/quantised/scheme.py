@@ -1,7 +1,7 @@
 """Quantisation scheme that a checkpoint states: `quantization_config`, or Model-Optimizer's own file.
 
-The stored tensors decide what a weight is; what is stated here tells apart layouts that look the same, is checked
-against the tensors, and is refused where the arithmetic would be another one.
+The stored tensors determine the format of a weight. The scheme distinguishes layouts with equal tensors, is compared
+with the tensors, and is refused if it needs other arithmetic.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class WeightScheme(NamedTuple):
 
     Attributes:
         kind: FLOAT or INTEGER.
-        bits: of a code.
-        group: inputs that share a scale, -1 for all, None where it is not stated.
-        block: outputs and inputs that share a scale, None for rows.
-        integer_rows: whether products round their rows to int8 too.
-        zero_offset: what is added to stored zero points.
+        bits: bits of a code.
+        group: inputs that share a scale; -1 for all, None if not stated.
+        block: outputs and inputs that share a scale; None for rows.
+        integer_rows: true if products also round the activations to int8.
+        zero_offset: number that is added to stored zero points.
     """
 
     kind: str
@@ -43,12 +43,12 @@ class WeightScheme(NamedTuple):
 
 @dataclass(frozen=True)
 class Scheme:
-    """All that a checkpoint states.
+    """Quantisation scheme of a checkpoint.
 
     Attributes:
-        tool: the `quant_method`.
-        name: what errors and logs call it.
-        layers: patterns of modules, and how these are stored; the first that fits counts.
+        tool: `quant_method` of the checkpoint.
+        name: name for errors and logs.
+        layers: patterns of modules with the storage of their weights; the first match counts.
         ignored: patterns of modules that are not quantised.
     """
 
@@ -58,14 +58,14 @@ class Scheme:
     ignored: tuple[str, ...] = ()
 
     def layer(self, module: str) -> WeightScheme | None:
-        """Storage of a module's weight, None if it is not quantised."""
+        """Storage of the weight of a module; None if it is not quantised."""
         if any(fits(pattern, module) for pattern in self.ignored):
             return None
         return next((layer for pattern, layer in self.layers if fits(pattern, module)), None)
 
     @property
     def bits(self) -> int:
-        """Of the smallest code."""
+        """Bits of the smallest code."""
         return min(layer.bits for _, layer in self.layers)
 
 
@@ -79,15 +79,15 @@ def fits(pattern: str, module: str) -> bool:
 
 
 def read_scheme(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -> Scheme | None:
-    """Read the quantisation scheme that a checkpoint states, None if its weights are not quantised.
+    """Read the quantisation scheme of a checkpoint; None if its weights are not quantised.
 
     Args:
         config: content of config.json.
         modelopt: content of hf_quant_config.json, None if there is no such file.
 
     Raises:
-        UnsupportedModelError: weights of this format cannot be computed with.
-        CheckpointError: a value is not of the kind it must be.
+        UnsupportedModelError: weights of this format are not supported.
+        CheckpointError: a value is not of its type.
     """
     key = next((key for key in KEYS if config.get(key) is not None), None)
     inner = (modelopt or {}).get("quantization")
@@ -107,7 +107,7 @@ def read_scheme(config: Mapping[str, Any], modelopt: Mapping[str, Any] | None) -
 
 
 def _names(keys: Keys, *names: str) -> tuple[str, ...]:
-    """Lists of patterns under any of these keys."""
+    """Patterns in the lists under any of these keys."""
     found: list[str] = []
     for name in names:
         value = keys.values.get(name) or []
@@ -128,7 +128,7 @@ def _check_pattern(pattern: str, where: str) -> None:
 
 
 def _fp8(keys: Keys) -> Scheme:
-    """transformers' fine-grained FP8 (Qwen3-FP8, DeepSeek), and fbgemm's, one scale a row."""
+    """Fine-grained FP8 of transformers (Qwen3-FP8, DeepSeek), and FP8 of fbgemm, with one scale per row."""
     keys.choice("fmt", "e4m3", ("e4m3",))
     keys.choice("activation_scheme", "dynamic", ("dynamic", "static"))
     block = keys.values.get("weight_block_size")
@@ -143,7 +143,7 @@ def _is_block(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)
 
 
-# What Model-Optimizer calls its algorithms. The others need scales of inputs or arithmetic that is not here.
+# Algorithms of Model-Optimizer; others need scales of inputs, or arithmetic that is not implemented.
 MODELOPT = {
     "FP8": WeightScheme(FLOAT, 8),
     "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme(FLOAT, 8),
@@ -192,12 +192,12 @@ def _gptq(keys: Keys) -> Scheme:
 
 
 def _mxfp4(keys: Keys) -> Scheme:
-    """gpt-oss: the experts alone, which lie in blocks of 32 inputs."""
+    """MXFP4 of gpt-oss: the experts alone, in blocks of 32 inputs."""
     return Scheme("mxfp4", "MXFP4", (("*", WeightScheme(FLOAT, 4, 32)),), _names(keys, "modules_to_not_convert"))
 
 
 def _group(keys: Keys, *names: str) -> int:
-    """Inputs that share a scale, -1 for all; the first of these keys that is there counts, without any 128."""
+    """Inputs that share a scale, -1 for all, under the first of these keys that exists; 128 without any."""
     name = next((name for name in names if name in keys.values), names[0])
     value = keys.values.get(name, 128)
     if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
@@ -260,7 +260,7 @@ def _compressed_layer(keys: Keys) -> WeightScheme:
 
 
 def _gguf(keys: Keys) -> Scheme:
-    """Blocks of llama.cpp, which say themselves what they are."""
+    """Blocks of llama.cpp; the file states the type of each tensor."""
     types = _names(keys, "types")
     found = [int(digit[0]) for name in types if (digit := re.search("[1-9]", name))]
     if not found or len(found) < len(types):
@@ -283,5 +283,5 @@ READERS = {
 
 
 def listed(patterns: tuple[str, ...]) -> str:
-    """Patterns for an error."""
+    """Patterns as text for an error message."""
     return ", ".join(map(repr, patterns[:8])) or "nothing"

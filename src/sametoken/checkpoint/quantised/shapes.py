@@ -1,6 +1,6 @@
-"""Shapes and dtypes of the tensors in which a tool stores a weight [out, in]: what `layouts` reads, seen from outside.
+"""Shapes and dtypes of the tensors in which a tool stores a weight [out, in], as `layouts` reads them.
 
-They are needed where an index names tensors whose files are not there.
+They are needed if an index names tensors whose files are absent.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ def part_shape(kind: str, weight: tuple[int, int], layer: WeightScheme, tool: st
     """Shape and dtype of one of a weight's tensors.
 
     Args:
-        kind: last part of its name; a single float32 is assumed for one that is not known.
+        kind: last part of the tensor's name; an unknown one gives a single float32.
         weight: [out, in].
-        layer: what the checkpoint states. `tool`: the `quant_method`.
+        layer: storage of the weight, as the checkpoint states it.
+        tool: `quant_method` of the checkpoint.
     """
     outputs, inputs = weight
     group = inputs if layer.group is None or layer.group < 0 else layer.group

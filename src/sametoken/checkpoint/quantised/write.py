@@ -1,4 +1,4 @@
-"""A rounded weight as the tensors that other tools read, and what a checkpoint of such weights states.
+"""Conversion of a rounded weight to the tensors that other tools read, and entries of a checkpoint of such weights.
 
 The reverse of `layouts` and `scheme`: compressed-tensors for all formats but NVFP4, which is Model-Optimizer's.
 """
@@ -22,7 +22,7 @@ class StoredFormat(NamedTuple):
 
     Attributes:
         format: a key of LAYOUTS and of `model.formats.rounding.ROUNDINGS`.
-        group: inputs that share a scale where the format has a choice, None for its own.
+        group: inputs that share a scale, if the format has a choice; None for its default.
     """
 
     format: str
@@ -38,9 +38,11 @@ class Layout(NamedTuple):
     """Layout of a format's tensors in a checkpoint.
 
     Attributes:
-        parts: a weight's tensors by the last part of their names, from the weight and the greatest input's size.
+        parts: function of a weight and of the greatest absolute input that returns the weight's tensors by the last
+            part of their names.
         form: compressed-tensors' name for the layout; None for Model-Optimizer's.
-        weights, rows: compressed-tensors' arguments of weights and of activations, None where these stay plain.
+        weights: compressed-tensors' arguments of weights.
+        rows: compressed-tensors' arguments of activations; None if these stay plain.
     """
 
     parts: Callable[[Coded, float], Parts]
@@ -54,7 +56,7 @@ def _scaled(weight: Coded, peak: float) -> Parts:
 
 
 def _packed(weight: Coded, peak: float) -> Parts:
-    """Four-bit codes, eight to an int32: the first one lowest, which is the order of our bytes."""
+    """Four-bit codes, eight to an int32, the first one lowest, which is the order of `codes`."""
     outputs, inputs = weight.shape
     codes = torch.nn.functional.pad(weight.codes, (0, -weight.codes.shape[1] % 4)).contiguous()
     shape = torch.tensor([outputs, inputs], dtype=torch.int64)
@@ -94,14 +96,14 @@ LAYOUTS: dict[str, Layout] = {
 def stated(
     format: str, group: int | None, plain: Sequence[str], version: str = "", *, rows: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Quantisation entries of a checkpoint, by file: those of "config.json" are added to it, others are whole.
+    """Quantisation entries of a checkpoint, by file: those of "config.json" are added to it, other files are whole.
 
     Args:
         format: a key of LAYOUTS.
-        group: inputs that share a scale, None for a row.
-        plain: modules that are linear and stay plain.
-        version: of this package, which the files name as their maker; "" names it alone.
-        rows: NVFP4: whether the files say how products round their rows (`input_scale`).
+        group: inputs that share a scale; None for a row.
+        plain: linear modules that stay plain.
+        version: version of this package, for the name of the producer; "" leaves it out.
+        rows: for NVFP4, true if the files have the scales of activations (`input_scale`).
     """
     layout = LAYOUTS[format]
     if layout.form is None:
@@ -124,9 +126,9 @@ def stated(
 def _modelopt(
     algorithm: str, group: int | None, plain: Sequence[str], version: str, rows: bool
 ) -> dict[str, dict[str, Any]]:
-    """Model-Optimizer's own file, and the same again in config.json, where its newer versions have it.
+    """Entries of Model-Optimizer's own file, and of config.json, where its newer versions have them.
 
-    vLLM reads its own file only where the producer is "modelopt".
+    vLLM reads Model-Optimizer's file only if the producer is "modelopt".
     """
     numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": group}
     activations = {"input_activations": numbers if rows else None}
