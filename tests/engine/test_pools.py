@@ -29,7 +29,7 @@ def test_a_pool_that_shortens_the_context_says_so_and_is_what_errors_blame(
 
 @pytest.mark.parametrize("options", [{"max_seq_len": 64}, {"kv_cache": {"max_tokens": 1, "tokens_per_block": 4}}])
 def test_a_pool_too_small_for_what_was_asked_is_refused(pair: Pair, options: dict[str, object]) -> None:
-    with pytest.raises(MemoryPlanError, match=r"raise kv_cache max_tokens or ask for a shorter context"):
+    with pytest.raises(MemoryPlanError, match=r"raise kv_cache max_tokens or request a shorter context"):
         LLM(pair.target, **{"kv_cache": POOL, **options})  # type: ignore[arg-type]
 
 

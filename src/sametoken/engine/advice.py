@@ -1,16 +1,16 @@
-"""Warnings for operators about drafts that do not help: each at most once, with figures and a remedy.
+"""Warnings about drafts that do not help: each at most once, with figures and a remedy.
 
-Counts only; the owner of the engine logs the warnings.
+Only counts are kept here; the caller logs the warnings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-FEW, MANY = 24, 200  # first guesses after which none, or hardly any, being right is no accident
+FEW, MANY = 24, 200  # first guesses after which no hit, or hardly any, is significant
 NEAR_ZERO = 0.02
-WINDOW = 256  # forwards between two checks whether drafts are made
-MOSTLY = 0.8  # share of them without a draft that counts as paused drafting; probes go on
+WINDOW = 256  # forwards between two checks for drafts
+MOSTLY = 0.8  # share of these forwards without a draft from which drafting counts as paused; probes continue
 UNUSED = 32  # requests that ended without using a draft that was loaded
 
 
@@ -29,7 +29,7 @@ class Advice:
         return [text]
 
     def saw_draft(self, method: str, right: bool) -> list[str]:
-        """Note whether the first guess of a draft that a model made was accepted."""
+        """Count a draft of a model; `right` is true if its first guess was accepted."""
         tried, hits = self._first.get(method, (0, 0))
         self._first[method] = tried, hits = tried + 1, hits + right
         hopeless = (tried == FEW and not hits) or (tried == MANY and hits < NEAR_ZERO * MANY)
@@ -37,13 +37,13 @@ class Advice:
             return []
         return self._once(
             f"zero {method}",
-            f"{method}: {hits} of its first {tried} guesses came true. Such a draft belongs to another target, another "
-            "chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it was "
+            f"{method}: {hits} of its first {tried} guesses were accepted. Such a draft belongs to another target, "
+            "another chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it was "
             "trained for, or leave it out",
         )
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:
-        """Note the end of a request that could use `methods`; `models` are the drafters with loaded weights."""
+        """Count the end of a request that could use `methods`; `models` are the drafters with loaded weights."""
         self._ended = -UNUSED if set(methods) & set(models) else self._ended + 1
         if self._ended < UNUSED or not models:
             return []
@@ -66,10 +66,10 @@ class Pauses:
         self._forwards = self._left_out = self._changes = 0
 
     def saw_forward(self, left_out: bool) -> bool:
-        """Note a forward that could have drafted. Return True if a change is to be logged.
+        """Count a forward that could have had a draft; return True if a change is to be logged.
 
         Args:
-            left_out: true if it had no draft because none was expected to pay.
+            left_out: true if the forward had no draft because none was expected to pay.
         """
         self._forwards += 1
         self._left_out += left_out

@@ -1,7 +1,7 @@
 """`AsyncLLM`: many callers on an event loop, one engine thread that batches their requests.
 
-Only the engine's own thread steps it. Callers send requests and cancellations through a queue and get their chunks on
-their own loop.
+Only the engine's own thread steps the engine. Callers send requests and cancellations through a queue, and receive
+chunks on their own event loops.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sametoken.options.sampling import SamplingParams
 from sametoken.options.speculation import NO_DRAFT
 
 T = TypeVar("T")
-IDLE_S = 600.0  # without a request, until the KV cache's memory goes back to the system
-LONGEST_HOLD = 0.05  # seconds that a token may wait for others to share its chunk: hardly seen by a reader
+IDLE_S = 600.0  # seconds without a request after which the memory of the KV cache is returned to the system
+LONGEST_HOLD = 0.05  # seconds that a token may wait for later ones in its chunk: hardly visible to a reader
 
 
 class _Stream(NamedTuple):
-    """Queue between the engine's thread and the event loop of one call. None in the queue ends the call."""
+    """Queue from the engine's thread to the event loop of one call; None in the queue ends the call."""
 
     loop: asyncio.AbstractEventLoop
     items: asyncio.Queue[Chunk | Exception | None]
@@ -42,14 +42,15 @@ class _Stream(NamedTuple):
 class Chunks:
     """Async iterator over the chunks of some requests; closing it cancels unfinished requests.
 
-    The requests go to the engine when the first chunk is awaited. Closing ends the iteration of a caller that waits.
+    The requests are sent to the engine when the first chunk is awaited. Closing also ends a pending wait for a chunk.
 
     Args:
-        engine: steps them. `requests`: from `LLM.requests`.
+        engine: engine of the requests.
+        requests: requests from `LLM.requests`.
         timeout: seconds after the first wait until iteration ends with `TimeoutError`; None for never.
 
     Attributes:
-        left: requests that are not finished, 0 once it is closed.
+        left: number of unfinished requests; 0 after closing.
     """
 
     def __init__(self, engine: AsyncLLM, requests: Sequence[Request], timeout: float | None = None) -> None:
@@ -82,7 +83,7 @@ class Chunks:
         self.close()
         if item is None:
             raise StopAsyncIteration
-        raise copy.copy(item)  # an error that many streams raise would collect the tracebacks of all
+        raise copy.copy(item)  # one error object in many streams would collect all their tracebacks
 
     def close(self) -> None:
         """Cancel unfinished requests; may be called twice."""
@@ -94,16 +95,17 @@ class Chunks:
         self.left = 0
 
     async def aclose(self) -> None:
-        """Close under the name that the language gives async generators; see `close`."""
+        """Close; see `close`. The name is that of async generators."""
         self.close()
 
     def __del__(self) -> None:
-        self.close()  # a caller may leave its loop over the chunks and forget the iterator
+        self.close()  # a caller may leave its loop over the chunks without closing
 
 
 def _deliver(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
-    """Put chunks on the loops of their callers, waking each loop once; closed loops are skipped. Runs on the engine
-    thread.
+    """Put chunks on the loops of their callers, with one wake-up per loop; closed loops are skipped.
+
+    Runs on the engine's thread.
     """
     for loop in {stream.loop for stream, _ in items}:
         own = [each for each in items if each[0].loop is loop]
@@ -117,7 +119,7 @@ def _put(items: Sequence[tuple[_Stream, Chunk | Exception]]) -> None:
         stream.items.put_nowait(item)
 
 
-def _answer(call: _Call) -> None:
+def _run_call(call: _Call) -> None:
     if not call.result.set_running_or_notify_cancel():
         return
     try:
@@ -142,11 +144,12 @@ class _Call(NamedTuple):
 
 @dataclass(slots=True)
 class _Listener:
-    """Stream of one request and the output that it has not been sent yet.
+    """Stream of one request, with its unsent output.
 
     Attributes:
-        news: output since the last chunk was sent, None if there is none.
-        due: earliest time of the next chunk, on the clock of `time.perf_counter`.
+        stream: stream of the request.
+        news: output since the last chunk; None without any.
+        due: earliest time of the next chunk, in seconds of `time.perf_counter`.
     """
 
     stream: _Stream
@@ -155,17 +158,17 @@ class _Listener:
 
 
 class AsyncLLM:
-    """An `LLM` for concurrent callers. As a context manager, it stops its engine and frees the memory at the end.
+    """`LLM` for concurrent callers. As a context manager, it stops the engine and frees its memory at the end.
 
     Args:
-        llm: the engine, owned by this object from now on.
-        max_chunks_per_second: most chunks of all streams together. Tokens emitted meanwhile join the next chunk of
-            their request, which waits for at most `LONGEST_HOLD`. First and last chunks never wait. None: one chunk for
-            every step.
+        llm: model and engine, owned by this object from now on.
+        max_chunks_per_second: limit of the chunks of all streams together; None for one chunk per step. Tokens wait for
+            the next chunk of their request for at most `LONGEST_HOLD`; first and last chunks never wait.
 
     Attributes:
-        failure: the error that ended the engine, None while it runs; an `EngineError` if it failed.
-        on_failure: called by the engine's thread when that happens.
+        llm: as given.
+        failure: error that ended the engine, an `EngineError` if the engine failed; None while it runs.
+        on_failure: called on the engine's thread when the engine fails.
     """
 
     def __init__(self, llm: LLM, max_chunks_per_second: float | None = None) -> None:
@@ -174,7 +177,7 @@ class AsyncLLM:
         self.on_failure: Callable[[], object] = lambda: None
         self._inbox: queue.SimpleQueue[_Add | _Abort | _Call | EngineError | None] = queue.SimpleQueue()
         self._listeners: dict[int, _Listener] = {}
-        if llm.ranks is not None:  # one may end while nothing is computed
+        if llm.ranks is not None:  # a rank may end while nothing is computed
             llm.ranks.group.on_failure = self._inbox.put
             if llm.ranks.group.failure is not None:
                 self._inbox.put(llm.ranks.group.failure)
@@ -184,17 +187,19 @@ class AsyncLLM:
     async def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[Completion]:
-        """Complete prompts as `LLM.generate` does; cancelling the task cancels the requests."""
+        """Complete prompts as `LLM.generate`; cancelling the task cancels the requests."""
         done = [c.completion async for c in self.run(self.llm.requests(prompts, params)) if c.completion]
         return sorted(done, key=lambda completion: (completion.index, completion.choice))
 
     async def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> list[Completion]:
-        """The assistant's next turn of one conversation."""
+        """Generate the assistant's next turn of one conversation."""
         return await self.generate(self.llm.render_chat(messages), params)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> AsyncIterator[Chunk]:
-        """Stream prompts as `LLM.stream` does; closing the iterator cancels unfinished requests. Bad requests raise at
-        the call.
+        """Stream completions as `LLM.stream`; closing the iterator cancels unfinished requests.
+
+        Raises:
+            RequestError: a request is not valid; raised by the call, not by the iteration.
         """
         return self.run(self.llm.requests(prompts, params))
 
@@ -206,7 +211,8 @@ class AsyncLLM:
         """Run a function on the engine's thread between two steps and return its result; streams wait meanwhile.
 
         Raises:
-            SametokenError: the engine ended first. Otherwise any error of the function.
+            SametokenError: the engine has ended.
+            Exception: any error of the function.
         """
         result: Future[T] = Future()
         self.send(_Call(function, result))
@@ -224,7 +230,7 @@ class AsyncLLM:
             SametokenError: the engine has ended; an `EngineError` if it failed.
         """
         self._inbox.put(message)
-        # Checked after the message is queued: either the engine thread takes it, or the failure is seen here.
+        # Checked after the message is queued: either the engine thread handles it, or the failure is raised here.
         if self.failure is not None and not isinstance(message, _Abort):
             raise type(self.failure)(f"{self.failure}; start a new one")
 
@@ -238,11 +244,11 @@ class AsyncLLM:
     async def close(self) -> None:
         """Stop the engine after its current step; unfinished streams end with an error."""
         self._inbox.put(None)
-        with ThreadPoolExecutor(1) as own:  # the loop's may have other work for a long time
+        with ThreadPoolExecutor(1) as own:  # the loop's own executor may be busy for long
             await asyncio.get_running_loop().run_in_executor(own, self._thread.join)
 
     def _serve(self) -> None:
-        """Loop of the engine thread: take messages between steps; wait for one while there are no requests."""
+        """Run the loop of the engine's thread: handle messages between steps; without requests, wait for one."""
         engine = self.llm.engine
         try:
             if self.llm.speculative.adaptive and self.llm.method != NO_DRAFT:
@@ -257,7 +263,7 @@ class AsyncLLM:
                         case EngineError() as error:
                             raise error  # noqa: TRY301
                         case _Call() as call:
-                            _answer(call)
+                            _run_call(call)
                         case _Add(requests, stream):
                             for request in requests:
                                 self._listeners[request.id] = _Listener(stream)

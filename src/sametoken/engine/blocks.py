@@ -1,7 +1,7 @@
 """Ownership of the cache's pages by rows: allocation, sharing of equal prefixes, eviction. No tensors, no models.
 
-Only full pages of committed tokens are shared. The name of a page is the digest of all tokens up to its end. Beside the
-target's keys and values a page may hold those of drafters, recorded by drafter name.
+Only full pages of committed tokens are shared. A page is identified by the digest of all tokens up to its end. Apart
+from the target's keys and values, a page may hold those of drafters, recorded by drafter name.
 """
 
 from __future__ import annotations
@@ -16,26 +16,31 @@ from typing import NamedTuple, Protocol
 
 
 class PageListener(Protocol):
-    """Callbacks for pages that are offered to other rows; called by the thread that steps the engine."""
+    """Callbacks for pages that are offered to other rows, on the thread that steps the engine."""
 
     def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
-        """Called when a page of these tokens is offered; `parent` is the digest of the page before it, b"" for none."""
+        """Handle the offer of a page of `tokens`; `parent` is the digest of the page before it, b"" for none."""
         ...
 
     def removed(self, digest: bytes) -> None:
-        """Called when a page is no longer offered."""
+        """Handle the end of the offer of a page."""
         ...
 
 
 class PrefixMatch(NamedTuple):
-    """Shared pages that hold a prefix; the first `draft_cached` of them also hold the drafter's keys and values."""
+    """Shared pages that hold a prefix.
+
+    Attributes:
+        pages: numbers of the pages.
+        draft_cached: number of leading pages that also hold the drafter's keys and values.
+    """
 
     pages: list[int]
     draft_cached: int
 
 
 class FreePages:
-    """Numbers of free pages as runs of neighbours in ascending order; a pool has few runs, however large it is."""
+    """Numbers of free pages as ascending runs of neighbours; even a large pool has few runs."""
 
     def __init__(self, begin: int, end: int) -> None:
         self._begins, self._stops = ([begin], [end]) if begin < end else ([], [])
@@ -49,13 +54,14 @@ class FreePages:
         self._begins.insert(at, page)
         self._stops.insert(at, page + 1)
         self.count += 1
-        for left in (at, at - 1):  # joins the neighbouring runs
+        for left in (at, at - 1):  # join the neighbouring runs
             if 0 <= left < len(self._stops) - 1 and self._stops[left] == self._begins[left + 1]:
                 del self._stops[left], self._begins[left + 1]
 
     def take(self, count: int, after: int | None) -> list[int]:
-        """Take `count` free pages: right after page `after`, or in the middle of the longest run so that rows
-        can grow.
+        """Take `count` free pages after page `after` if possible, else in the middle of the longest run.
+
+        The middle leaves room for this row and for the row before the run to grow.
         """
         at = -1 if after is None else bisect_right(self._begins, after + 1) - 1
         begin = 0 if after is None else after + 1
@@ -78,12 +84,17 @@ class FreePages:
 
 
 class BlockManager:
-    """Pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
+    """Owners of pages 1 .. pages - 1 of one pool; page 0 is the sink of `runtime.cache`.
 
     A page is free, owned by one or more rows, or idle: without an owner, but kept for its prefix until space is needed.
 
+    Args:
+        pages: number of pages, the sink included.
+        page_size: tokens of a page.
+        reuse: true to share pages of equal prefixes.
+
     Attributes:
-        listener: notified of the pages that are offered, None for none.
+        listener: callbacks for offered pages; None for none.
     """
 
     def __init__(self, pages: int, page_size: int, *, reuse: bool = True) -> None:
@@ -92,7 +103,7 @@ class BlockManager:
         self._count: dict[int, int] = {}
         self._digest: dict[int, bytes] = {}
         self._page_of: dict[bytes, int] = {}
-        # Of shared pages: which drafters' keys and values they hold, and which token followed when those were made.
+        # For shared pages: drafters with keys and values in the page, and the next token when these were computed.
         self._draft_kv: dict[int, dict[str, int | None]] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self.listener: PageListener | None = None
@@ -110,11 +121,11 @@ class BlockManager:
         return -(-tokens // self.page_size)
 
     def allocate(self, count: int, after: int | None = None) -> list[int] | None:
-        """Take `count` pages, adjacent to page `after` where possible; return None, and take none, if there are too
-        few.
+        """Take `count` pages, adjacent to page `after` if possible; take none and return None if there are too few.
 
         Args:
-            after: the row's last page so far.
+            count: number of pages.
+            after: last page of the row so far.
         """
         if count > self.available:
             return None
@@ -149,9 +160,10 @@ class BlockManager:
         """Take ownership of the longest run of shared pages that hold a proper prefix of `tokens`.
 
         Args:
-            draft_kv: the drafter whose keys and values are wanted; "" for the target's own, which every page holds.
-            complete: take only pages that hold them, computed with the same token after the page as here.
-            salt: only pages that were offered with it are found.
+            tokens: tokens of the sequence.
+            draft_kv: drafter whose keys and values are needed; "" for those of the target, which every page holds.
+            complete: true to take only pages with the drafter's keys and values, computed with an equal next token.
+            salt: only pages that were offered with an equal salt match.
         """
         found: list[int] = []
         draft_cached = 0
@@ -172,14 +184,14 @@ class BlockManager:
         return PrefixMatch(found, draft_cached)
 
     def offered(self, tokens: Sequence[int], salt: bytes = b"") -> tuple[list[int], dict[str, int]]:
-        """Longest run of shared pages that hold the beginning of a sequence; takes no ownership.
+        """Find the longest run of shared pages that hold the beginning of a sequence, without ownership.
 
         Args:
+            tokens: tokens of the sequence.
             salt: see `match`.
 
         Returns:
-            the pages, and by drafter, the number of leading tokens with its keys and values, computed from this
-            sequence.
+            the pages, and by drafter the number of leading tokens with its keys and values for this sequence.
         """
         found: list[int] = []
         drafts: dict[str, int] = {}
@@ -195,7 +207,7 @@ class BlockManager:
         return found, drafts
 
     def erase(self, tokens: Sequence[int], salt: bytes = b"") -> int:
-        """Stop offering the pages of a sequence; return the number of tokens that they hold. `salt` as for `match`."""
+        """Stop offering the pages of a sequence; return the number of their tokens. For `salt` see `match`."""
         pages, _ = self.offered(tokens, salt)
         for page in reversed(pages):
             self._drop(page)
@@ -213,7 +225,10 @@ class BlockManager:
         """Offer the full pages among `pages`, which hold the committed `tokens`, to other rows.
 
         Args:
-            draft_kv: the drafter whose keys and values the pages hold of the first `draft_cached` tokens.
+            tokens: committed tokens.
+            pages: pages of the row.
+            draft_kv: drafter whose keys and values the pages also hold; "" for none.
+            draft_cached: number of leading tokens with these keys and values.
             salt: see `match`.
         """
         if not self.reuse:
@@ -224,7 +239,7 @@ class BlockManager:
             if page not in self._digest:
                 known = self._page_of.get(digest)
                 if known is not None and holds and draft_kv not in self._draft_kv[known]:
-                    self._drop(known)  # this one is of more use
+                    self._drop(known)  # the new page is of more use
                 if digest not in self._page_of:
                     self._page_of[digest] = page
                     self._digest[page] = digest
@@ -243,7 +258,7 @@ class BlockManager:
             yield digest
 
     def _drop(self, page: int) -> None:
-        """Stop offering a page; it is free as soon as it has no owner."""
+        """Stop offering a page; the page becomes free as soon as it has no owner."""
         self._forget(page)
         if page in self._idle:
             del self._idle[page]

@@ -1,4 +1,4 @@
-"""From loaded models and settings to a running engine: plan the memory, assemble."""
+"""Assembly of an engine from loaded models and settings, with a plan of the cache's memory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ LOG = logging.getLogger("sametoken")
 
 
 class Context(NamedTuple):
-    """Longest sequence of an engine: prompt and output have at most `length` tokens; `remedy` names a way to
-    raise it.
+    """Longest sequence of an engine.
+
+    Attributes:
+        length: greatest number of tokens of prompt and output together.
+        remedy: advice for raising it.
     """
 
     length: int
@@ -47,7 +50,7 @@ class Context(NamedTuple):
 def build_engine(
     loaded: Loaded, speculative: SpeculativeConfig, config: EngineConfig, cache: KVCacheConfig
 ) -> tuple[Engine, Context]:
-    """Build the engine; return it and the longest sequence that its cache can hold.
+    """Build the engine; return the engine and the longest sequence that its cache can hold.
 
     Raises:
         MemoryPlanError: the pool cannot hold a sequence of the requested length, or of any length.
@@ -104,7 +107,7 @@ def build_engine(
 
 
 def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> CapturedSteps | None:
-    # The choice of experts is on the device, and the host launches only the chosen ones: no fixed graph.
+    # Experts are chosen on the device, and the host launches only the chosen ones, so that no graph is fixed.
     if runner.device.type != "cuda" or not config.cuda_graphs or runner.decoder.config.experts is not None:
         return None
     return CapturedSteps(runner, proposers(drafting.drafters, NO_DRAFT), config.max_num_tokens, drafting.unbounded)
@@ -113,8 +116,8 @@ def _captured(runner: HostRunner, drafting: Drafting, config: EngineConfig) -> C
 def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, device: torch.device) -> str:
     """Drafting method of requests that name none.
 
-    A draft model is joined by what guesses for nothing, unless something about drafts was set. On a GPU a captured step
-    drafts on the device; a drafter on the host would prevent capture.
+    A draft model is combined with the drafters that need no model, unless a setting of drafts is stated. On a GPU, a
+    captured step drafts on the device; a drafter on the host would prevent capture.
 
     Raises:
         ConfigError: the requested method does not fit the draft, or needs a draft that is missing.
@@ -137,10 +140,10 @@ def default_method(speculative: SpeculativeConfig, draft: LoadedDraft | None, de
 
 
 def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfig:
-    """Settings with the default draft length for `FREE` and `AUTO`, if the user set no other method, length or limit.
+    """Settings with the default draft length for `FREE` and `AUTO`, if no other method, length or limit is stated.
 
     Args:
-        method: from `default_method`.
+        method: result of `default_method`.
     """
     limited = speculative.draft_len_schedule or speculative.max_total_draft_tokens or speculative.tree_top_k > 1
     stated = speculative.method not in (None, AUTO) or "max_draft_len" in speculative.model_fields_set
@@ -152,15 +155,16 @@ def with_length(speculative: SpeculativeConfig, method: str) -> SpeculativeConfi
 def _plan_pages(
     loaded: Loaded, config: EngineConfig, cache: KVCacheConfig, lookahead: int, short: int
 ) -> tuple[int, Context]:
-    """Number of pages of the pool, sink included, and the longest sequence that they hold with its lookahead.
+    """Number of pages of the pool, sink included, and the longest sequence that fits with its lookahead.
 
     Args:
+        lookahead: slots of a row past its last token.
         short: pages of each row for a draft model's shortened text.
     """
     page, context, asked = cache.tokens_per_block, loaded.max_seq_len, config.max_seq_len is not None
     cached = cached_by(Cached(loaded.target.config, loaded.target.dtype, cache.dtype), loaded.draft)
     per_page = pool_bytes(cached, page, 1)
-    sharing = 1 if loaded.ranks is None else loaded.ranks.place.here  # of this host's memory
+    sharing = 1 if loaded.ranks is None else loaded.ranks.place.here  # ranks that share the memory of this host
     device = loaded.target.embed.device
     free = available_bytes(device) // sharing
     share = cache.free_memory_fraction or default_share(device)
@@ -177,7 +181,7 @@ def _plan_pages(
     pool = f"the cache holds {pages * page} tokens ({option} {limit}), of which drafts take {lookahead}"
     if longest < 2 or (asked and longest < context):
         least = f"max_seq_len {context}" if asked else "a sequence of 2 tokens"
-        raise MemoryPlanError(f"{pool}: too few for {least}; raise kv_cache {option} or ask for a shorter context")
+        raise MemoryPlanError(f"{pool}: too few for {least}; raise kv_cache {option} or request a shorter context")
     if longest < context:
         LOG.warning(f"{pool}: the context is {longest} tokens instead of {context}; raise kv_cache {option} for more")
         return pages + 1, Context(longest, f"raise kv_cache {option}")

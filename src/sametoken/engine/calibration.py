@@ -22,13 +22,13 @@ from sametoken.engine.runner import Runner
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
 
-COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the more telling ones first
-TELLING = 3  # of them are measured in any case, but for those that would exceed the budget alone
+COUNTS = (1, 16, 64, 4, 8, 32, 2, 128, 256)  # tokens of a forward, the most informative counts first
+TELLING = 3  # counts that are always measured, unless one alone exceeds the budget
 GUESSED = 0.25  # assumed cost of a token of a forward, in plain steps, before any is measured
-BUDGET, STEPS = 0.3, 4  # seconds, or so many plain steps if those take longer
-ROUNDS = 4  # at most; the shortest time counts: the first run is cold, and nothing makes work faster than it is
+BUDGET, STEPS = 0.3, 4  # seconds, or number of plain steps if these take longer
+ROUNDS = 4  # limit of rounds; the shortest time counts, since disturbances only add time and the first run is cold
 NEAR, FAR = 32, 480  # tokens of context, to measure the cost of context
-TOKEN_STEP = 7919  # from one token id to the next: a prime, so that vocabularies hold many different ones
+TOKEN_STEP = 7919  # distance of token ids: a prime, for many different ids in a vocabulary
 FED = 64  # tokens read to measure the cost of reading
 
 Times = dict[tuple[object, ...], float]
@@ -39,9 +39,10 @@ class Calibration:
     """One measurement of target and drafters.
 
     Args:
-        rows: rows of the page table that no request has; at least one.
+        runner: runner of the target.
+        rows: free rows of the page table; at least one.
         most: tokens of the largest forward of interest.
-        context: longest sequence.
+        context: longest sequence in tokens.
     """
 
     def __init__(self, runner: Runner, rows: Sequence[int], most: int, context: int) -> None:
@@ -58,12 +59,14 @@ class Calibration:
         """Time forwards, and drafts of up to `longest` tokens by the drafters that run a model, in turns.
 
         Args:
-            stop: true to end after the measurements that are always made.
+            drafters: drafters by method.
+            longest: longest draft in tokens.
+            stop: function that returns true to end after the measurements that are always made.
         """
         models = {method: drafter for method, drafter in drafters.items() if drafter.runs_model}
-        for drafter in models.values():  # the first run brings weights into memory, which no later one does
+        for drafter in models.values():  # the first run loads weights into memory
             self._propose(drafter, 1, 1)
-        # Wall time: a thread's own time is too short where other threads did its work while it waited.
+        # Wall time: the CPU time of this thread does not include the work of other threads while it waits.
         begin = time.perf_counter()
         self._step(1, 1, NEAR)
         plain = time.perf_counter() - begin
@@ -106,12 +109,12 @@ class Calibration:
         return int(str(key[1])) if key[0] == "step" else self._many if key[0] in ("near", "far") else 1
 
     def _rows(self, count: int) -> int:
-        """Rows among which `count` tokens of a forward are divided, four tokens each."""
+        """Number of rows for `count` tokens of a forward, four tokens each."""
         return min(len(self.rows), max(1, count // 4))
 
     @property
     def _many(self) -> int:
-        """Rows of the plain step that shows the cost of a row: a token count that is also measured with fewer rows."""
+        """Rows of the plain step that measures the cost of a row; its tokens are also measured in fewer rows."""
         return max((count for count in self._telling if count <= len(self.rows)), default=1)
 
     def _costs(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
@@ -138,9 +141,7 @@ class Calibration:
         return Sampling.of([self._sampling] * rows)
 
     def _step(self, rows: int, nodes: int, context: int) -> None:
-        """Run a forward of `rows` trees of `nodes` different tokens each: equal tokens would choose the same
-        experts.
-        """
+        """Run a forward of `rows` trees of `nodes` tokens each, all different: equal tokens choose equal experts."""
         tokens = [index * TOKEN_STEP % self._vocab for index in range(rows * nodes)]
         guesses = [chain(tokens[first + 1 : first + nodes]) for first in range(0, len(tokens), nodes)]
         plan = Plan(decode=tuple(Decode(row, 0, start=context) for row in self.rows[:rows]))
@@ -158,7 +159,7 @@ class Calibration:
             drafter.release(row)
 
     def _read(self, drafter: Drafter) -> None:
-        """Let a drafter read a prompt of `FED` tokens."""
+        """Run the reading of a prompt of `FED` tokens by a drafter."""
         row = self.rows[0]
         drafter.admit(row, [])
         drafter.observe([row], [[0] * FED], self._features(drafter, FED))

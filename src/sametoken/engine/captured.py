@@ -1,7 +1,7 @@
 """Decoding one step ahead of the host: step i + 1 runs while the host reads the tokens of step i.
 
-The host sees one step late that a request has ended, and discards the later tokens of that request. Every change of the
-batch ends the session of its graph slots. The next step begins another session, or the engine's own step does the work.
+The end of a request reaches the host one step late; later tokens of that request are discarded. Every change of the
+batch ends the session of its graph slots. The next step begins another session, or is the engine's uncaptured step.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from sametoken.runtime.transfer import Readback
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.sampling import Sampling
 
-AHEAD = 2  # steps that may be under way when the host has to wait
-LEAST_KEYS = 512  # key lengths are bounded by powers of two from here on, one graph each
+AHEAD = 2  # launched steps from which on the host waits for the oldest
+LEAST_KEYS = 512  # least bound of key lengths; greater bounds are powers of two, with one graph each
 
 
 @dataclass(slots=True)
 class _Session:
-    """An unchanging batch with the tensors and pages of its steps.
+    """Unchanged batch, with the tensors and pages of its steps.
 
     Attributes:
-        requests: in the order of their graph slots.
-        slots: cache slots that each row may have filled after the step that was planned last.
-        flying: launched steps, oldest first; `readback` holds as many results.
+        requests: requests in the order of their graph slots.
+        slots: cache slots that each row may have filled after the last planned step.
+        flying: launched steps, oldest first; `readback` has as many results.
     """
 
     requests: tuple[Request, ...]
@@ -57,10 +57,11 @@ class CapturedSteps:
     """Plan and run steps while every running row only decodes and no request waits for a row.
 
     Args:
-        runner: the target over its cache; runs the steps that are not captured.
-        proposers: methods that can guess on the device, by name.
-        max_num_tokens: most nodes of a step.
-        may_draft: true if that many rows may be drafted to the proposer's full depth; None for always.
+        runner: runner of the target and of steps that are not captured.
+        proposers: drafters on the device, by method.
+        max_num_tokens: greatest number of nodes of a step.
+        may_draft: function of a number of rows that returns true if these may be drafted to the proposer's full depth;
+            None for always.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class CapturedSteps:
         self._sampling: dict[tuple[object, ...], Sampling] = {}
 
     def plan(self, scheduler: Scheduler) -> Plan | None:
-        """Next captured step, without entries while older ones must be read first; None if the host must run it."""
+        """Plan a captured step, without entries while older steps must be read; None if the host must run the step."""
         session = self._session
         if session is not None:
             plan = self._next(session, scheduler) if self._unchanged(session, scheduler) else None
@@ -95,7 +96,7 @@ class CapturedSteps:
     def run(self, plan: Plan, proposal: Proposal) -> Done:
         """Launch the plan's step, if it has entries, and return the result of the oldest step that is due."""
         session = self._session
-        assert session is not None, "this plan was made by somebody else"
+        assert session is not None, "the plan is not of this runner"
         # Streams and graphs are those of the current device.
         with torch.cuda.device_of(self.runner.cache.keys), self.runner.meter.verifying:  # type: ignore[no-untyped-call]
             if plan.decode:
@@ -155,7 +156,7 @@ class CapturedSteps:
         return self._graph_slots[method, batch]
 
     def _filled(self, fresh: Sampling) -> tuple[tuple[object, ...], Sampling]:
-        """Kind of sampling, and the kept tensors of that kind, filled from `fresh`."""
+        """Kind of sampling, and the tensors that are kept for it, filled from `fresh`."""
         tensors, kind = _leaves(fresh)
         kept = self._sampling.setdefault(kind, fresh)
         if kept is not fresh:
@@ -172,7 +173,7 @@ class CapturedSteps:
         limits = [len(request.tokens) + request.room for request in session.requests]
         known = [len(request.tokens) - 1 + flying * (proposer.depth + 1) for request in session.requests]
         useful = session.slots = [min(n, limit) + proposer.slots for n, limit in zip(known, limits, strict=True)]
-        if proposer.chain:  # its nodes past a request's last token go to the sink
+        if proposer.chain:  # nodes past the last token of a request go to the sink
             useful = [min(n, limit) for n, limit in zip(useful, limits, strict=True)]
         pages = scheduler.reserve([_row(request) for request in session.requests], useful)
         if pages is None:
@@ -184,9 +185,7 @@ class CapturedSteps:
         )
 
     def _decode(self, request: Request, session: _Session) -> Decode:
-        """Entry of a request in a step. `start` is the host's position: tokens of launched steps are not counted
-        yet.
-        """
+        """Entry of a request in a step; `start` does not count tokens of launched steps."""
         limit = min(request.draft_limit, session.proposer.depth)
         methods, reason = ((session.method,), "") if limit else ((), "end")
         return Decode(_row(request), limit, methods, reason, request.committed)
@@ -204,7 +203,7 @@ class CapturedSteps:
         session.readback.push(session.graph_slots.emitted)
 
     def _results(self, session: _Session, emitted: Sequence[Sequence[int]]) -> list[RowResult | None]:
-        """Result of each request; None for one that ended before, whose surplus tokens are discarded."""
+        """Result of each request; None if it ended before, and its tokens are discarded."""
         results: list[RowResult | None] = []
         for request, (count, *rest) in zip(session.requests, emitted, strict=False):
             if request.finish_reason is not None or request.row is None:
@@ -244,7 +243,7 @@ def _on_device(request: Request) -> bool:
 
 
 def _leaves(sampling: Sampling) -> tuple[list[Tensor], tuple[object, ...]]:
-    """Tensors of a batch's sampling, and its other facts: which tensors exist, their shapes, and all other values."""
+    """Tensors of the sampling of a batch, and their names, shapes and dtypes with all other values."""
     tensors: list[Tensor] = []
     kind: list[object] = []
     for name in Sampling.__slots__:

@@ -1,4 +1,4 @@
-"""Candidates of one row's chain of guesses, and their outcome. Legend: L places, K candidates of each."""
+"""Candidates of one row's chain of guesses, and their outcome. Legend: L places, K candidates per place."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sametoken.drafters.base import Proposed
 
 
 class Said(NamedTuple):
-    """The candidates of each place of a row's chain, best first; the first one is the guess of the chain.
+    """Candidates of each place of a row's chain, best first; the first one is the guess of the chain.
 
     Attributes:
         shares: [L][K] share of each candidate in the drafter's draw, in 0 .. 1; see `model.compiled_guesses.Guesses`.
-        tokens: [L][K] their token ids; None if only the guesses themselves are available.
-        kept: [L] how many of them joined the draft.
+        tokens: [L][K] token ids; None if only the guesses are available.
+        kept: [L] number of candidates in the draft.
     """
 
     shares: Sequence[Sequence[float]]
@@ -25,7 +25,7 @@ class Said(NamedTuple):
 
 
 def said_in(proposed: Proposed) -> Iterator[Said]:
-    """Candidates of each row of a proposal; empty if its drafter reports none."""
+    """Iterate over the candidates of each row of a proposal; empty if its drafter reports none."""
     _, shares, ended = proposed
     if shares is None:
         return iter(())
@@ -39,10 +39,11 @@ class ChainOutcome(NamedTuple):
     """Outcome of a row's chain of guesses.
 
     Attributes:
-        accepted: number of its guesses that were accepted, siblings aside.
-        drawn: rank of the accepted candidate at each place that was reached; K where none was accepted.
-        kept: [L] how many candidates of each place were verified.
-        siblings: number of these outside the chain; `saved`: true if one of them was accepted.
+        accepted: number of accepted guesses of the chain, without siblings.
+        drawn: rank of the accepted candidate at each place that was reached; K if none was accepted.
+        kept: [L] number of verified candidates.
+        siblings: number of verified candidates outside the chain.
+        saved: true if a sibling was accepted.
     """
 
     accepted: int
@@ -53,13 +54,11 @@ class ChainOutcome(NamedTuple):
 
     @classmethod
     def of(cls, said: Said, longest: int, accepted: int, emitted: Sequence[int]) -> ChainOutcome:
-        """Outcome of a draft whose longest path had `longest` guesses, `accepted` of which are among the tokens
-        `emitted`.
-        """
+        """Outcome of a draft with a longest path of `longest` guesses, `accepted` of which are in `emitted`."""
         if said.tokens is None:
             return cls(accepted, [*[0] * accepted, 1][:longest], [1] * longest)
         places, drawn = sum(count > 0 for count in said.kept), list[int]()
-        # The token after the accepted ones tells of a guess that was drawn and left out, too.
+        # The token after the accepted ones may equal a candidate that was left out of the draft.
         for token, candidates in zip(emitted, said.tokens, strict=False):
             if not candidates or candidates[0] < 0:
                 break

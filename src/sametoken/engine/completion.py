@@ -1,4 +1,4 @@
-"""Results for users: completions, and their chunks while they stream."""
+"""Results for users: completions, and chunks of streamed completions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,25 @@ class Completion:
     """One finished completion.
 
     Attributes:
-        index: number of the prompt in the call. `choice`: number of the completion among its n.
+        index: number of the prompt in the call.
+        choice: number of the completion among the n of its prompt.
+        prompt: text of the prompt; None if it was given as token ids.
+        prompt_token_ids: tokens of the prompt.
+        text: generated text.
         token_ids: generated tokens, the one that ended the request included.
         finish_reason: "stop", "length", "abort" (cancelled) or "error".
-        stop_reason: the stop string or stop id that ended it, the message of `error`, None for the model's own end.
-        error: the error that ended this completion alone; None without one.
+        stop_reason: stop string or stop id that ended the request, or message of `error`; None for an end token.
+        error: error that ended this completion alone; None without one.
         origins: for every token, True if it was drafted, False if it is the target's own draw.
         rejected: for every token, the guesses at its position that the target did not draw.
-        logprobs, prompt_logprobs: if requested; the first prompt token has none.
-        cached_tokens: prompt tokens whose keys and values were reused. `kept_tokens`: others, now kept for reuse.
-        seconds: from arrival to the last token; `ttft`: to the first.
-        steps: the tree of guesses of every forward, None unless `RequestSpeculation.steps` is set.
+        logprobs: log-probabilities of the tokens, if requested.
+        prompt_logprobs: log-probabilities of the prompt's tokens, if requested; None for the first one.
+        cached_tokens: number of prompt tokens whose keys and values were reused.
+        seconds: time from arrival to the last token.
+        ttft: time from arrival to the first token, in seconds.
+        speculation: statistics of speculation.
+        kept_tokens: number of further prompt tokens whose keys and values are now kept for reuse.
+        steps: tree of guesses of every forward; None unless `RequestSpeculation.steps` is set.
     """
 
     index: int
@@ -66,7 +74,7 @@ class Completion:
 
     @classmethod
     def of(cls, request: Request) -> Completion:
-        """The completion of a request that ended."""
+        """Completion of a request that has ended."""
         assert request.finish_reason is not None
         assert request.finished is not None
         first = request.first_token or request.finished
@@ -93,7 +101,7 @@ class Completion:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON object of `sametoken generate --json`."""
+        """Documented JSON object of `sametoken generate --json`."""
         record: dict[str, Any] = {
             "index": self.index,
             "choice": self.choice,
@@ -124,11 +132,18 @@ def _logprob(item: TokenLogprob) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens and text that one step added to a streamed completion; the last chunk carries the whole `completion`.
+    """Tokens and text that one step added to a streamed completion.
 
     Attributes:
-        text: characters that cannot change any more; may lag behind `token_ids`.
-        origins, rejected, steps: as in `Completion`.
+        index: number of the prompt in the call.
+        choice: number of the completion among the n of its prompt.
+        text: new final characters; may lag behind `token_ids`.
+        token_ids: new tokens.
+        origins: see `Completion`.
+        rejected: see `Completion`.
+        logprobs: see `Completion`.
+        completion: whole completion, in the last chunk; else None.
+        steps: see `Completion`.
     """
 
     index: int
