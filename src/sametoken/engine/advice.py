@@ -18,14 +18,14 @@ class Advice:
     """Collect counts about drafts and return the warnings that follow from them, each at most once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._given: set[str] = set()
         self._first: dict[str, tuple[int, int]] = {}  # by method: first guesses tried and right
         self._ended = 0
 
     def _once(self, topic: str, text: str) -> list[str]:
-        if topic in self._said:
+        if topic in self._given:
             return []
-        self._said.add(topic)
+        self._given.add(topic)
         return [text]
 
     def saw_draft(self, method: str, right: bool) -> list[str]:
@@ -38,8 +38,8 @@ class Advice:
         return self._once(
             f"zero {method}",
             f"{method}: {hits} of its first {tried} guesses were accepted. Such a draft belongs to another target, "
-            "another chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it was "
-            "trained for, or leave it out",
+            "another chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it "
+            "was trained for, or leave it out",
         )
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:

@@ -1,5 +1,7 @@
-"""Grammars built on other grammars: one that begins after a mark in the output, one limited to given tokens, and one
-that ends a model's thinking after a number of tokens.
+"""Grammars built on other grammars.
+
+One begins after a mark in the output, one is limited to given tokens, and one ends a model's thinking after a number of
+tokens.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from sametoken.options.sampling import ThoughtBound
 from sametoken.speculation.draft import PADDING
 from sametoken.speculation.structure import Grammar
 
-MOST_BYTES = 256  # of the output, which are searched for the mark
-GOES_ON = re.compile(rb">.*\S", re.DOTALL)  # marks end with this sign
+MOST_BYTES = 256  # bytes at the end of the output that are searched for the mark
+GOES_ON = re.compile(rb">.*\S", re.DOTALL)  # text after the end of a mark, which is ">"
 
 
 class InitialGrammar(Grammar, Protocol):
-    """A grammar from which sequences start."""
+    """Grammar in its initial state, from which sequences start."""
 
     def copy(self) -> Self:
         """Return a copy for another sequence in an equal state."""
@@ -33,7 +35,8 @@ class _PathState(NamedTuple):
     """State of a grammar after a path of tokens.
 
     Attributes:
-        waits: true until the grammar begins. `said`: the last bytes of the output until then.
+        waits: true until the grammar begins.
+        said: last bytes of the output until the grammar begins.
         path: tokens since the grammar's state; None if the path left the grammar.
     """
 
@@ -43,15 +46,16 @@ class _PathState(NamedTuple):
 
 
 class AfterMark:
-    """A grammar that begins after a mark in the output, as after a model's thinking; any text is allowed before it.
+    """Grammar that begins after a mark in the output, as after a model's thinking; any text is allowed before the mark.
 
     The output cannot end before the mark, and no token spans the end of the mark except with white space.
 
     Args:
-        grammar: of what follows the mark.
+        grammar: grammar of the text after the mark.
         after: regular expression of the mark.
-        opens: text that the output may begin with; the mark is expected only then. Empty: the mark is always expected.
-        spelled: the bytes of every token of the vocabulary. `end_ids`: tokens that end the output.
+        opens: text at the beginning of the output without which no mark is expected; "" if the mark always is.
+        spelled: bytes of every token of the vocabulary.
+        end_ids: tokens that end the output.
     """
 
     def __init__(
@@ -133,10 +137,11 @@ class AfterMark:
 
 
 class AllowedTokens:
-    """A grammar that allows only given tokens, within another grammar if there is one.
+    """Grammar that allows only given tokens, within another grammar if there is one.
 
     Args:
-        mask: [V] bool, the allowed tokens. `grammar`: the other grammar.
+        mask: [V] bool, true for allowed tokens.
+        grammar: other grammar; None for none.
     """
 
     def __init__(self, mask: Tensor, grammar: InitialGrammar | None) -> None:
@@ -165,8 +170,9 @@ class _Thought(NamedTuple):
     """State of a model's thinking after a path of tokens.
 
     Attributes:
-        phase: one of the four below. `left`: tokens of thinking still allowed, or tokens of the end mark still missing.
-        said: the end of its text, in which marks are looked for.
+        phase: BEFORE, WITHIN, ENDING or BEYOND.
+        left: number of tokens of thinking still allowed, or of the end mark still missing.
+        said: last bytes of the text, which are searched for marks.
     """
 
     phase: int
@@ -179,12 +185,13 @@ AFTER_THOUGHT = _Thought(BEYOND)
 
 
 class BoundedThought:
-    """A grammar that ends a model's thinking after a number of tokens: then the end mark must follow, token by token.
+    """Grammar that ends a model's thinking after a number of tokens: then the end mark must follow, token by token.
 
     Args:
-        grammar: grammar of the whole output, None if any text is allowed.
-        bound: the number, and the marks.
-        spelled: the bytes of every token of the vocabulary. `mark`: the tokens of the mark at the end.
+        grammar: grammar of the whole output; None if any text is allowed.
+        bound: number of tokens, and the marks.
+        spelled: bytes of every token of the vocabulary.
+        mark: tokens of the end mark.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Token ids to text as they arrive: never a part of a character, never text past a stop string.
+"""Incremental decoding of token ids to text: never a part of a character, never text past a stop string.
 
-Decoding a token alone loses spaces and byte sequences, so a window of earlier tokens is decoded with it and the
-difference is the new text. Text that may still change (an incomplete character, the beginning of a stop string) is
-held back from the stream.
+Decoding a single token loses spaces and byte sequences, so a window of earlier tokens is decoded together with the new
+one, and the difference is the new text. Text that may still change (an incomplete character, the beginning of a stop
+string) is held back from the stream.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Decodes(Protocol):
 
 
 def _context(prompt_ids: Sequence[int], special_ids: frozenset[int], longest: int) -> list[int]:
-    """End of the prompt from its last special token on: text starts afresh there, without a leading space."""
+    """End of the prompt after its last special token, where text starts anew, without a leading space."""
     context: list[int] = []
     for token in reversed(prompt_ids[-longest:]):
         if token in special_ids:
@@ -38,9 +38,9 @@ class Detokenizer:
     """Text of one request.
 
     Args:
-        tokenizer: decodes ids.
-        prompt_ids: their last few give the first output token its context.
-        params: its stop strings, and whether they and special tokens appear in the text.
+        tokenizer: tokenizer of the target.
+        prompt_ids: tokens of the prompt; the last few are the context of the first output token.
+        params: stop strings, and flags that include them and special tokens in the text.
     """
 
     def __init__(self, tokenizer: Decodes, prompt_ids: Sequence[int], params: SamplingParams) -> None:
@@ -50,9 +50,9 @@ class Detokenizer:
             if not self._decode(self._ids).startswith(INCOMPLETE):
                 break
         self._within = self._decode(self._ids).endswith(INCOMPLETE)  # true if the output may begin within a character
-        self._start = 0  # the window's first token
-        self._read = len(self._ids)  # tokens whose text is taken
-        self._tried = self._read  # tokens that were tried one by one and end within a character
+        self._start = 0  # first token of the window
+        self._read = len(self._ids)  # number of tokens whose text is taken
+        self._tried = self._read  # number of tokens that were tried one by one
         self._stop, self._include_stop = tuple(params.stop or ()), params.include_stop_str_in_output
         self._searched = 0
         self._sent = 0
@@ -71,8 +71,8 @@ class Detokenizer:
     def _decode_new(self) -> None:
         """Take the text of new tokens up to the last complete character.
 
-        The text depends on the ids alone, not on how many arrive at once. Around an invalid byte the text depends on
-        where it is cut, so these tokens are taken one by one.
+        The text depends on the ids alone, not on the number of ids per call. Around an invalid byte, decoded text
+        depends on where tokens are divided, so these tokens are taken one by one.
         """
         end = len(self._ids)
         if self._read == end:
@@ -96,17 +96,17 @@ class Detokenizer:
         complete = before.rstrip(INCOMPLETE)
         if complete != before and after.startswith(complete):  # the output completes the prompt's last character
             return after[len(complete) :]
-        # Byte tokens are decoded as one run, and an invalid one turns the complete characters before it into marks.
+        # Byte tokens are decoded as one run; an invalid one turns complete characters before it into U+FFFD.
         return self._decode(self._ids[self._read : end])
 
     def _take(self, text: str, end: int) -> None:
-        if text:  # tokens without text stay in the window: alone before a word they would cost it its space
+        if text:  # tokens without text stay in the window: alone before a word they would remove its space
             self.text += text
             self._start = self._start if self._within else self._read  # a window never begins within a character
             self._read, self._within = end, False
 
     def find_stop(self) -> str | None:
-        """Earliest stop string in the text, or None; cuts the text before it."""
+        """Find the earliest stop string in the text and cut the text there; None without one."""
         if not self._stop:
             return None
         begins = [(stop, max(0, self._searched - len(stop) + 1)) for stop in self._stop]

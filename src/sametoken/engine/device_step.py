@@ -1,6 +1,6 @@
-"""One decoding step as a function of tensors that stay on the device: propose, forward, draw, verify, commit, advance.
+"""Decoding step as a function of tensors that stay on the device: propose, forward, draw, verify, commit, advance.
 
-Nothing here waits for a value, so the whole of it can be captured. Legend: B graph slots, N nodes, K tokens of a path.
+The host waits for no value, so that the whole step can be captured. Legend: B graph slots, N nodes, K tokens of a path.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ def decode_step(runner: Runner, proposer: Proposer, graph_slots: GraphSlots, sam
     """Advance every active graph slot by the tokens accepted or drawn in one forward of the target.
 
     Args:
-        sampling: of the graph slots, without grammars; its history is updated.
-        keys: upper bound of the keys of any row, this step's slots included.
+        runner: runner of the target.
+        proposer: drafter on the device.
+        graph_slots: state of the rows.
+        sampling: sampling of the graph slots, without grammars; its history is updated.
+        keys: upper bound of the keys of any row, the slots of this step included.
     """
     draft = proposer.guess(graph_slots, sampling, keys)
     batch, nodes = draft.tokens.shape

@@ -1,4 +1,4 @@
-"""Limits on the number of processes that compute a draft, checked before any of them starts."""
+"""Checks of the number of processes that compute a draft, before any of them starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTION = "draft_tensor_parallel_size"
 
 
 def check_draft_ranks(draft: object, target_ranks: int, draft_ranks: int) -> None:
-    """Raise ConfigError if no draft of any kind can be computed by so many processes.
+    """Raise ConfigError if no draft of any kind can be computed by `draft_ranks` processes.
 
     Args:
         draft: None for no draft.
@@ -27,11 +27,11 @@ def check_draft_ranks(draft: object, target_ranks: int, draft_ranks: int) -> Non
 
 
 def check_cut_draft(place: Path, count: int) -> None:
-    """Raise if a draft cannot be divided into `count` parts.
+    """Check that a draft can be divided into `count` parts.
 
     Raises:
-        ConfigError: it is a head, or `count` does not divide its attention heads; the message lists valid numbers.
-        UnsupportedModelError: its architecture cannot be divided.
+        ConfigError: the draft is a head, or `count` does not divide its attention heads; the error lists valid counts.
+        UnsupportedModelError: the architecture cannot be divided.
     """
     if is_head(place):
         raise ConfigError(

@@ -1,7 +1,6 @@
-"""The drafters of an engine, and the policy that chooses among them for every step.
+"""Drafters of an engine, and the policy that chooses among them for every step.
 
-Returns drafts to the scheduler and observes every step. Handles requests and rows, not the making or verifying of
-drafts.
+`Drafting` connects both with requests and rows; drafts are made by drafters, and verified by the runner.
 """
 
 from __future__ import annotations
@@ -26,21 +25,23 @@ from sametoken.engine.rows import Rows
 from sametoken.speculation.union import Union, union
 
 LOG = logging.getLogger("sametoken")
-READ = 64  # tokens read by a drafter in one step, from which on their time measures the cost of reading
+READ = 64  # least number of tokens, read by a drafter in one step, whose time measures the cost of reading
 
 
 class Drafting:
-    """The part of the engine's step that deals with drafts.
+    """Drafts in the engine's step.
 
     Args:
-        drafters: by method.
-        policy: chooses lengths and methods.
-        rows: the requests by row.
-        meter: its clock of drafts runs while drafters work.
+        drafters: drafters by method.
+        policy: policy that chooses lengths and methods.
+        rows: requests by row.
+        meter: meter whose clock of drafts runs while drafters work.
 
     Attributes:
-        taps: the target layers that any of the drafters reads, in order of layer.
-        pauses: detects that drafting stops or resumes.
+        drafters: as given.
+        policy: as given.
+        taps: target layers that any of the drafters reads, in order.
+        pauses: detector of pauses of drafting.
     """
 
     def __init__(self, drafters: dict[str, Drafter], policy: Policy, rows: Rows, meter: Meter) -> None:
@@ -48,14 +49,14 @@ class Drafting:
         self._meter, self._clock = meter, meter.drafting
         self.taps = tuple(sorted({tap for drafter in drafters.values() for tap in drafter.taps}))
         self._advice, self.pauses = Advice(), Pauses()
-        self._said: dict[tuple[str, int], Said] = {}  # of this step's chains, by method and place of a decoding row
+        self._said: dict[tuple[str, int], Said] = {}  # in this step, by method and place of a decoding row
 
     def runs_model(self, method: str) -> bool:
-        """True if the method runs forwards of a model; the others look tokens up on the host at almost no cost."""
+        """True if a method runs forwards of a model; others look up tokens on the host at almost no cost."""
         return self.drafters[method].runs_model
 
     def unbounded(self, rows: int) -> bool:
-        """True if `rows` rows may draft at full length, the only length of a captured step."""
+        """True if `rows` rows may have drafts of full length, the only length of a captured step."""
         return not self.policy.gate.closed and self.policy.bound(rows) == self.policy.longest
 
     # Called by the scheduler.
@@ -85,8 +86,7 @@ class Drafting:
     def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
         """Cache slots past the pending token for a draft by these methods.
 
-        At most the slots that rows have past the end of their context, where paths are shorter than the tokens left to
-        emit.
+        For several methods, the number is limited to the slots that rows have past the end of their context.
         """
         wanted = self.policy.nodes(methods, limit, joined)
         return wanted if len(methods) < 2 else min(wanted, limit + max(each.nodes for each in self.drafters.values()))
@@ -116,22 +116,22 @@ class Drafting:
             drafter.release(row)
 
     def end(self, request: Request) -> None:
-        """Update the policy with a request that has ended."""
+        """Update policy, acceptance gate and advice with a request that has ended."""
         self.policy.forget(request.id, request.methods)
         self.policy.saw_answer(len(request.output_ids))
         forwards = sum(request.stats.drafted_lengths[1:])
         gate = self.policy.gate
         if gate.record(request.stats.accepted, forwards):
-            self._say(
+            self._warn(
                 f"drafting ends for good: on average {gate.average:.2f} draft tokens were accepted per forward over "
                 f"the last {gate.window} requests, acceptance_length_threshold is {gate.threshold}"
             )
-        self._say(*self._advice.saw_end(request.methods, [m for m in self.drafters if self.runs_model(m)]))
+        self._warn(*self._advice.saw_end(request.methods, [m for m in self.drafters if self.runs_model(m)]))
 
     def propose(self, plan: Plan) -> Proposal:
         """Draft for each row with its drafters and unite their guesses; a captured step drafts on the device.
 
-        All drafters on the host run first; a model drafts if they have no guess, or if it is to join.
+        All drafters on the host run first; a model drafts if they have no guess, or if the draft is `joined`.
         """
         self._said.clear()
         if plan.captured:
@@ -145,7 +145,7 @@ class Drafting:
                     places = [i for i in places if plan.decode[i].joined or not found[i]]
                 if not places:
                     continue
-                proposed = self._ask(method, [plan.decode[i] for i in places])
+                proposed = self._proposed(method, [plan.decode[i] for i in places])
                 self._said.update(zip(((method, place) for place in places), said_in(proposed), strict=False))
                 for place, guess in zip(places, proposed.drafts, strict=True):
                     if guess.tokens:
@@ -160,8 +160,8 @@ class Drafting:
             pending = [request.tokens[-1] for request in self._seats.of(plan.decode)]
             return Proposal(pending, guesses, makers, unions)
 
-    def _ask(self, method: str, items: Sequence[Decode]) -> Proposed:
-        """Proposal of one drafter for some rows; its time goes to the policy."""
+    def _proposed(self, method: str, items: Sequence[Decode]) -> Proposed:
+        """Proposal of one drafter for some rows; the policy is updated with its time."""
         drafter, requests = self.drafters[method], self._seats.of(items)
         rows, limits = [item.row for item in items], [item.limit for item in items]
         unread = sum(drafter.unread(row, len(request.tokens) - 1) for row, request in zip(rows, requests, strict=True))
@@ -172,13 +172,13 @@ class Drafting:
         together = self._seats.sampling(requests)
         sampled = [request.params.temperature > 0 for request in requests]
         worth = self.policy.worth(method, [request.id for request in requests], sampled)
-        # A drafter that reports no shares is never given a worth, so it need not accept one.
+        # Only a drafter that reports shares gets a worth, so that others need no such parameter.
         priced = () if worth is None else (worth._replace(siblings=[item.siblings for item in items]),)
         pending = [request.tokens[-1] for request in requests]
         with (clock := Clock()):
             proposed = Proposed.of(drafter.propose(rows, pending, limits, together, *priced))
         most = max(drafter.slots(item.limit) + item.siblings for item in items)
-        assert all(len(guess.tokens) <= most for guess in proposed.drafts), f"{method} drafts more than it said"
+        assert all(len(guess.tokens) <= most for guess in proposed.drafts), f"{method} exceeds its `slots`"
         if worth is not None:
             self.policy.stoppable[method] = proposed.ended is not None and self.runs_model(method)
         self._meter.aside.seconds += clock.seconds + reading.seconds
@@ -191,24 +191,24 @@ class Drafting:
         count = len(done.plan.decode)
         decoded, read = done.rows[:count], done.rows[count:]
         self._learn(done.plan.decode, decoded, done.proposal)
-        if done.plan.captured:  # its runner has updated the drafters
+        if done.plan.captured:  # the runner of captured steps has updated the drafters
             return
         with self._clock:
             for method, drafter in self.drafters.items():
-                # Finished requests too: the pages they offer to others may hold the draft's KV as well.
+                # Finished requests too: pages that they offer to others may hold the draft's KV.
                 rows = [row for row in decoded if method in row.request.methods]
                 if rows:
-                    self._tell(drafter, rows)
+                    self._pass_committed(drafter, rows)
             for row in read:
                 for method in row.request.methods:
-                    self._tell(self.drafters[method], [row])
-                    # A head reads in every step, since unread hidden states take memory. A draft model reads when it
-                    # drafts first: then the first token does not wait, and the policy has found that it pays.
+                    self._pass_committed(self.drafters[method], [row])
+                    # A head reads in every step, since unread hidden states take memory. A draft model reads at its
+                    # first draft: the first token need not wait, and the policy expects drafts to pay by then.
                     if self.drafters[method].taps and self.policy.expects(method):
                         self.drafters[method].catch_up([_row(row.request)])
 
-    def _tell(self, drafter: Drafter, rows: Sequence[RowResult]) -> None:
-        """Pass the committed tokens of some rows to a drafter, with the features that it reads."""
+    def _pass_committed(self, drafter: Drafter, rows: Sequence[RowResult]) -> None:
+        """Pass the committed tokens of some rows to a drafter, with its features."""
         features = None
         if drafter.taps:
             found = [row.features for row in rows if row.features is not None]
@@ -216,7 +216,7 @@ class Drafting:
         drafter.observe([_row(row.request) for row in rows], [row.committed for row in rows], features)
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
-        """Pass the longest path and the accepted tokens of every drafter of every decoding row to the policy."""
+        """Update the policy with the longest path and the accepted tokens of each drafter of each decoding row."""
         seen: dict[str, list[tuple[int, ...]]] = {}
         for place, (item, row) in enumerate(zip(decode, rows, strict=True)):
             request, makers = row.request, proposal.makers[place]
@@ -235,7 +235,7 @@ class Drafting:
                     found.setdefault(method, (int(self.runs_model(method)), 0))
                 longest, accepted = found.setdefault(method, (0, 0))
                 if self.runs_model(method) and method in makers:
-                    self._say(*self._advice.saw_draft(method, accepted > 0))
+                    self._warn(*self._advice.saw_draft(method, accepted > 0))
                 counts = outcome.accepted, outcome.siblings, outcome.saved
                 seen.setdefault(method, []).append((request.id, item.limit, longest, *counts))
             if request.methods:
@@ -248,39 +248,39 @@ class Drafting:
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
-            self._tell_pauses(left_out, adaptive[0][1].methods[0], len(decode))
+            self._log_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
     def _learn_shares(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
-        """Pass the shares of a row's candidates and their outcome to the policy; return the outcome of its chain."""
+        """Update the policy with a row's shares and their outcome; return the outcome of the row's chain."""
         said, emitted = self._said[method, place], () if row.emission is None else row.emission.token_ids
         outcome, sampled = ChainOutcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
         seen = row.request.stats.seen_of(method)
         self.policy.learn_shares(method, said.shares, sampled, outcome.drawn, outcome.kept, seen)
         return outcome
 
-    def _tell_pauses(self, left_out: bool, method: str, rows: int) -> None:
-        """Log that drafting stops or resumes, after a forward that could have drafted."""
+    def _log_pauses(self, left_out: bool, method: str, rows: int) -> None:
+        """Log that drafting stops or resumes, after a forward that could have had a draft."""
         if not self.pauses.saw_forward(left_out):
             return
         if not self.pauses.paused:
             LOG.info("drafting resumed")
             return
         needed = self.policy.needed()
-        bar = f"with {rows} rows a draft pays from about {needed:.0%}" if needed else "it has to read prompts first"
-        why = f"about {self.policy.chance(method):.0%} of {method}'s first guesses come true, and {bar}"
+        bar = f"with {rows} rows a draft pays from about {needed:.0%}" if needed else "it must read prompts first"
+        why = f"about {self.policy.chance(method):.0%} of {method}'s first guesses are accepted, and {bar}"
         LOG.warning(
-            f"drafting stopped: {why}. It is tried again now and then; a better or cheaper draft, or "
+            f"drafting stopped: {why}. It is tried again from time to time; a better or cheaper draft, or "
             "smaller batches, would help, and method 'none' saves its memory"
         )
 
     def _own(self, drafter: Drafter, features: Tensor) -> Tensor:
-        """Columns of the features that a drafter reads, in its order."""
+        """Columns of the features for the taps of a drafter, in their order."""
         if drafter.taps == self.taps:
             return features
         parts = features.chunk(len(self.taps), dim=1)
         return torch.cat([parts[self.taps.index(tap)] for tap in drafter.taps], dim=1)
 
-    def _say(self, *warnings: str) -> None:
+    def _warn(self, *warnings: str) -> None:
         for warning in warnings:
             LOG.warning(warning)
 

@@ -1,6 +1,6 @@
-"""The engine's step: plan -> propose -> forward -> verify -> commit -> observe -> advance.
+"""Step of the engine: plan -> propose -> forward -> verify -> commit -> observe -> advance.
 
-Holds the requests of one target and the drafters they use; tokens in, tokens out. Not thread-safe: one caller steps.
+An engine has the requests of one target, and their drafters; input and output are tokens. It is not thread-safe.
 """
 
 from __future__ import annotations
@@ -33,17 +33,19 @@ class Engine:
     """Continuous batching of speculative decoding.
 
     Args:
-        runner: the target over its cache, with the requests by row and the clocks of this engine.
-        table: the page table that every cache of this engine shares.
-        blocks: the pages of that table.
-        drafting: the drafters by method name, and the policy that chooses among them.
-        max_batch_size, max_num_tokens, pace: see `Scheduler`.
-        captured: plans and runs steps that only decode, None for none.
-        caches: the target's and the drafters', whose memory `give_back` returns.
+        runner: runner of the target, with the requests by row and the clocks of this engine.
+        table: page table of all caches of this engine.
+        blocks: owners of the pages of the table.
+        drafting: drafters, and the policy that chooses among them.
+        max_batch_size: number of rows.
+        max_num_tokens: greatest number of tokens of a step.
+        pace: limit of prompt tokens in steps that also decode.
+        captured: planner and runner of captured steps; None for none.
+        caches: caches of the target and of the drafters.
 
     Attributes:
         caches: as given.
-        reports: called with the report of every step.
+        reports: functions that are called with the report of every step.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Engine:
         caches: Sequence[KVCache] = (),
     ) -> None:
         self.captured, self.max_batch_size, self.caches = captured, max_batch_size, caches
-        # Small tensors between calls of the compiled kernels are faster on one thread than beside theirs.
+        # Between calls of the compiled kernels, small tensors are faster on one thread than on several.
         self._threads = nullcontext if runner.decoder.native is None else serial_torch
         self.runner, self.table, self.drafting = runner, table, drafting
         self.rows, self.meter = runner.rows, runner.meter
@@ -73,7 +75,7 @@ class Engine:
         )
         self.reports: list[Callable[[StepReport], object]] = []
         self._requests: dict[int, Request] = {}
-        self._aborted: list[Emission] = []  # since the last step
+        self._aborted: list[Emission] = []  # of requests aborted since the last step
 
     @property
     def drafters(self) -> dict[str, Drafter]:
@@ -96,12 +98,12 @@ class Engine:
         return EngineLoad(*counts, meter.draft_len, paused, *meter.totals, remembered)
 
     def add(self, request: Request) -> None:
-        """Queue a request; it starts as soon as there is room."""
+        """Queue a request, which starts as soon as there is room."""
         self._requests[request.id] = request
         self.scheduler.add(request)
 
     def abort(self, request_id: int) -> None:
-        """End a request now and free its row and pages; does nothing for an unknown or finished request."""
+        """End a request now and free its row and pages; do nothing for an unknown or finished request."""
         request = self._requests.get(request_id)
         if request is not None:
             request.stop("abort", None)
@@ -112,7 +114,7 @@ class Engine:
         """Free memory while there are no requests; cached prefixes must be computed again later.
 
         Args:
-            files: also drop weights in mapped files from memory; the next step reads them again.
+            files: true to also drop weights in mapped files from memory, which the next step reads again.
         """
         if not self.busy:
             self.scheduler.blocks.forget()
@@ -123,13 +125,12 @@ class Engine:
                 give_back_files()
 
     def calibrate(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Measure the cost of drafts on this machine, in about 0.3 seconds, unless it is measured or there are no
-        drafters.
+        """Measure the cost of drafts on this machine in about 0.3 seconds, once, if there are drafters.
 
-        Otherwise the first request with an adaptive draft length waits for it.
+        Without this call, the measurement delays the first request with an adaptive draft length.
 
         Args:
-            stop: true if a request waits: then only the most important measurements are made.
+            stop: function that returns true if a request waits: then only the most important measurements are made.
         """
         scheduler, policy = self.scheduler, self.drafting.policy
         if policy.costs is not None or not scheduler.free_rows or not self.drafters:
@@ -151,12 +152,12 @@ class Engine:
             done = self._runner(plan).run(plan, proposal)
             self.drafting.observe(done)
             report = self.meter.report(done, self._advance(done))
-        for hear in self.reports:
-            hear(report)
+        for listener in self.reports:
+            listener(report)
         return report
 
     def _plan(self) -> Plan:
-        """Next step, with its rows assigned to requests."""
+        """Plan the next step, and assign its rows to requests."""
         plan = None if self.captured is None else self.captured.plan(self.scheduler)
         if plan is None and any(request.adaptive for request in self.scheduler.waiting):
             self.calibrate()
@@ -168,7 +169,7 @@ class Engine:
         for row, request_id, cached, draft_cached in plan.admitted:
             request = self.rows[row] = self._requests[request_id]
             request.last_row = row
-            if not request.started:  # a preempted request finds its own pages, which are no saving
+            if not request.started:  # a preempted request reuses its own pages, which is no saving
                 request.cached_tokens, request.started, request.seated = cached, True, time.perf_counter()
             self.drafting.admit(row, request, cached, draft_cached)
         for row, pages in plan.pages:
@@ -176,7 +177,7 @@ class Engine:
         return plan
 
     def _runner(self, plan: Plan) -> StepRunner:
-        """Runner of the plan's step: captured or host."""
+        """Runner of a plan: of captured steps or of the host."""
         return self.captured if plan.captured and self.captured is not None else self.runner
 
     def _advance(self, done: Done) -> list[Emission]:

@@ -1,7 +1,7 @@
-"""Grammars over the tokens of one model, by llguidance: compiled once per request, forked for every path of a tree.
+"""Grammars over the tokens of one model, by llguidance: compiled once per request, copied for every path of a tree.
 
-The cost of a grammar is bounded three times: by a trial in a process of its own, unless the grammar is small and
-simple; by llguidance's own limits; and by a time for each mask, whose overrun ends the one request.
+The cost of a grammar has three limits: a trial in a child process, unless the grammar is small and simple; the limits
+of llguidance; and a time per mask, which ends the request if it is exceeded.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from sametoken.errors import ConfigError, RequestError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
 
-SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text differently
-MOST_CHARACTERS = 2**17  # of a grammar, as JSON: the work of compiling some grows with the square
-MOST_FORCED = 2**14  # most forced bytes in a row: every mask goes through all that remain
-MASK_SECONDS = 0.05  # of this thread's time for the mask of one token, which other streams wait for
-DRAFT_SECONDS = 0.01  # for the masks of a row's draft in one step; nodes beyond are left to the next step
-MOST_TRIED = 256  # outcomes of trials that are kept
-EMPTY = "NoExtensionBias"  # llguidance's word for a grammar that cannot begin
-STARTS = threading.Lock()  # the size of stacks is the process's
+SENTINEL = "\x02"  # text before a piece, since tokenizers treat the beginning of a text specially
+MOST_CHARACTERS = 2**17  # characters of a grammar as JSON: the cost of compiling some grows with their square
+MOST_FORCED = 2**14  # most forced bytes in a row: the cost of a mask grows with those that remain
+MASK_SECONDS = 0.05  # CPU time for the mask of one token, during which other streams wait
+DRAFT_SECONDS = 0.01  # CPU time for the masks of a row's draft in one step; further nodes are not accepted
+MOST_TRIED = 256  # kept results of trials
+EMPTY = "NoExtensionBias"  # in llguidance's error for a grammar that cannot begin
+STARTS = threading.Lock()  # held while the stack size, a setting of the process, is changed
 
 
 T = TypeVar("T")
 
 
 class _Words(NamedTuple):
-    """A vocabulary in the interface that llguidance expects."""
+    """Vocabulary in the interface of llguidance."""
 
     eos_token_id: int
     bos_token_id: int | None
@@ -61,7 +61,7 @@ class Grammars:
     """Compile the structured outputs of requests for one tokenizer.
 
     Args:
-        tokenizer: its tokens are constrained.
+        tokenizer: tokenizer of the target.
         vocab_size: V of the target's logits; ids beyond the tokenizer's are never allowed.
     """
 
@@ -70,16 +70,15 @@ class Grammars:
         self._special = [tokenizer.token_text(token) for token in tokenizer.special_ids if token < vocab_size]
         self._words: Any = None
         self._lock = threading.Lock()
-        # Compiling takes at most half of the cores from the engine, however many grammars come at once.
+        # Compiling takes at most half of the cores from the engine, for any number of grammars.
         share = max(1, (os.cpu_count() or 1) // 2)
         self._compiling = threading.Semaphore(share)
-        # Trials have a lock of their own: grammars of known cost do not wait for one.
+        # Trials have a semaphore of their own, so that grammars of known cost do not wait for them.
         self._trying = threading.Semaphore(share)
         self._tried: OrderedDict[bytes, str | None] = OrderedDict()  # results of trials, by the grammar's digest
 
     def compile(self, asked: StructuredOutputs) -> TokenGrammar:
-        """Compile a grammar; return its initial state with the first mask. Do not call on the thread that steps the
-        engine.
+        """Compile a grammar and return its initial state with the first mask; not for the thread that steps the engine.
 
         Raises:
             RequestError: the grammar is not valid, or too complex.
@@ -139,7 +138,7 @@ class Grammars:
         return grammar
 
     def _read(self, library: Any) -> Any:
-        """Vocabulary for llguidance; an end token is appended for models that have none."""
+        """Vocabulary for llguidance, with an end token appended for models without one."""
         tokenizer, size = self._tokenizer, self._vocab_size
         end_ids = [token for token in tokenizer.eos_ids if token < size] or [size]
         tokens = [tokenizer.token_bytes(token) for token in range(size)] + [b"<end>"]
@@ -154,14 +153,14 @@ class TokenGrammar:
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size, self._size = matcher, vocab_size, -(-(vocab_size + 1) // 8)
         self.failure: RequestError | None = None
-        self._here: bytes | None = None  # the mask of the state, None if not computed
+        self._here: bytes | None = None  # mask of the state; None if not computed
         self._forced: deque[int] | None = None  # forced tokens after the state, None if not computed
 
     def prepare(self) -> None:
-        """Compute the first mask and the forced tokens, and try a token.
+        """Compute the first mask and the forced tokens, and try one token.
 
         Raises:
-            RequestError: a step of this grammar takes too much work.
+            RequestError: no text satisfies the grammar, or a step takes too much work.
         """
         first = self._mask([])
         if (error := self._matcher.get_error()) or not any(first):
@@ -170,7 +169,7 @@ class TokenGrammar:
             raise _refusal(f"{count} bytes follow each other without a choice, expected at most {MOST_FORCED}")
         tried = self.copy()
         if not tried.accept(next(iter(self.forced(1)), _first_token(first))):
-            tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs as much as later ones
+            tried.allowed([PADDING], [PADDING])  # the first mask built the lexer: this one costs as much as later masks
         if tried.failure is not None:
             raise tried.failure
         self._here = first

@@ -1,12 +1,12 @@
-"""A trial compilation of a grammar in a process of its own, whose processor time and memory the kernel limits.
+"""Trial compilation of a grammar in a child process, whose CPU time and memory the kernel limits.
 
 llguidance has limits for its lexer and its parser, but none for the work before them: a conjunction of patterns, which
-a JSON schema states by `allOf`, `$ref` beside other keys or `patternProperties`, is first searched for a text that it
-allows. That takes time and memory that grow exponentially with the number of patterns (20 of them: 1.7 s and 230 MB),
-in one call that no thread can end. A process can be ended. A grammar that passes the trial is compiled again where it
-is used.
+a JSON schema states by `allOf`, by `$ref` with other keys or by `patternProperties`, is first searched for a text that
+matches. The time and memory of the search grow exponentially with the number of patterns (20 patterns: 1.7 s, 230 MB),
+in one call that no thread can end; a process can be ended. A grammar that passes the trial is compiled again in the
+process that uses it.
 
-This module imports neither torch nor pydantic, so that the process begins within 0.1 s.
+This module imports neither torch nor pydantic, so that the process starts within 0.1 s.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import Any
 from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
 from sametoken.engine.structural_tag import JSON_FORM, lark_of
 
-# Work that one grammar may cause, in llguidance's units: the same on every machine. The lexer's expressions bound the
-# first mask to some 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
+# Limits of the work of one grammar, in llguidance's units, which are equal on every machine. The lexer's expressions
+# bound the first mask to about 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
 LIMITS = {
     "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
     "max_lexer_states": 50_000,
 }  # fmt: skip
-# Bytes, taken as far as they are used: llguidance follows rules by recursion, and a full stack ends the process.
+# Bytes, allocated as they are used: llguidance follows rules by recursion, and a full stack ends the process.
 STACK = 2**29
-MOST_SECONDS = 1.2  # of processor time for a trial
+MOST_SECONDS = 1.2  # CPU time of a trial
 MOST_MEMORY = 2**28  # bytes of a trial, beyond the stack and the interpreter
-MOST_WAIT = 20.0  # seconds on the clock, for a machine that is busy
-SMALL = 2**10  # characters of a grammar, as JSON, that needs no trial unless it has one of `CONJUNCTIONS`
+MOST_WAIT = 20.0  # seconds of wall-clock time, on a busy machine
+SMALL = 2**10  # characters of a grammar as JSON that needs no trial, unless one of `CONJUNCTIONS` is in it
 CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "excludes", "&", "~", "%")
 START = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.engine.grammar_trial import main; main()"
 TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
@@ -49,8 +49,8 @@ def source(matcher: Any, asked: Mapping[str, Any], special: Sequence[str]) -> st
     """Grammar in llguidance's own notation.
 
     Args:
-        matcher: llguidance's class.
-        asked: the fields of `StructuredOutputs`.
+        matcher: llguidance's class `LLMatcher`.
+        asked: fields of `StructuredOutputs`.
         special: texts of the model's special tokens.
     """
     if asked["json_object"]:
@@ -73,9 +73,9 @@ def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
     """Reason why a grammar cannot be compiled; None if it can.
 
     Args:
-        spelled: the fields of `StructuredOutputs`, as JSON.
+        spelled: fields of `StructuredOutputs`, as JSON.
         special: texts of the model's special tokens, which grammars may name.
-        vocab_size: ids below it may be named too.
+        vocab_size: limit of token ids, which grammars may also name.
 
     Raises:
         OSError: the process could not be started.
@@ -96,8 +96,8 @@ def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
 def main() -> None:
     """Entry point of the process: read a grammar from standard input and print its error, or null, as JSON."""
     given = json.load(sys.stdin)
-    # Processor time, not the time on the clock: a busy machine and an idle one refuse equal grammars. The signal's
-    # own effect is to end the process.
+    # CPU time, not wall-clock time: a busy machine and an idle one refuse equal grammars. The default action of the
+    # signal is to end the process.
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     import llguidance
 
@@ -140,15 +140,13 @@ def _tried(library: Any, given: Mapping[str, Any]) -> str | None:
 
 
 def _vocabulary(library: Any, special: Sequence[str], vocab_size: int) -> Any:
-    """A vocabulary of single bytes, the special tokens and the ids that the grammar names: other tokens hardly add
-    cost.
-    """
+    """Vocabulary of single bytes, special tokens and ids in the grammar; other tokens hardly add cost."""
     words = _Bytes(special, vocab_size)
     return library.LLTokenizer(library.TokenizerWrapper(words), n_vocab=len(words.tokens))
 
 
 class _Bytes:
-    """A vocabulary in the interface that llguidance expects."""
+    """Vocabulary in the interface of llguidance."""
 
     bos_token_id = None
 

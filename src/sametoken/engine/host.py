@@ -1,7 +1,7 @@
-"""A step that the host waits for: run the target and give each row its tokens.
+"""Step with a wait of the host: run the target, and append tokens to the request of each row.
 
-Requests take their tokens one by one, so a stop inside an accepted path cuts ids, text, log-probabilities and counters
-at the same token. `RowResult.committed` is cut there too.
+Tokens are appended one by one, so that a stop inside an accepted path cuts ids, text, log-probabilities, counters and
+`RowResult.committed` at one token.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from sametoken.speculation.sampling import token_logprobs
 
 
 class RowTree(NamedTuple):
-    """One row's tree, the root included; no tokens if the row is not decoding yet.
+    """Tree of one row, the root included; no tokens if the row is not decoding yet.
 
     Attributes:
-        makers: drafters with a guess in it. `said`: [nodes] see `Union`; None if every maker made every guess.
+        tokens: [nodes] token ids.
+        parents: [nodes] index of the parent, -1 for the root.
+        makers: drafters with a guess in the tree.
+        said: [nodes] see `Union`; None if every maker made every guess.
     """
 
     tokens: Sequence[int] = ()
@@ -40,10 +43,10 @@ class RowTree(NamedTuple):
 
 
 class StepRunner(Protocol):
-    """Interface of runners of steps: the host's, or graphs that run ahead of the host."""
+    """Interface of runners of steps, on the host or as graphs ahead of the host."""
 
     def run(self, plan: Plan, proposal: Proposal) -> Done:
-        """Forward, verify and commit; the result is that of this step, or of an older one where steps run ahead."""
+        """Forward, verify and commit; return the result of this step, or of an older one if steps run ahead."""
         ...
 
 
@@ -51,9 +54,11 @@ class HostRunner(Runner):
     """Run a step and wait for it.
 
     Args:
-        decoder, cache, taps: see `Runner`.
-        rows: the requests by row.
-        meter: its clock of the target runs meanwhile.
+        decoder: see `Runner`.
+        cache: see `Runner`.
+        taps: see `Runner`.
+        rows: requests by row.
+        meter: meter whose clock of the target runs during a step.
     """
 
     def __init__(self, decoder: Decoder, cache: KVCache, taps: tuple[int, ...], rows: Rows, meter: Meter) -> None:
@@ -79,7 +84,7 @@ class HostRunner(Runner):
             results.append(self._decoded(decoding[place], item, found, place, tree))
         drawn = len(decoding)
         for place, (piece, request) in enumerate(zip(plan.prefill, reading, strict=True)):
-            if not found.prompt_hidden[place].isfinite().all():  # other requests may not see these keys and values
+            if not found.prompt_hidden[place].isfinite().all():  # these keys and values must not be shared
                 request.fail(not_finite())
             features = None if found.features is None else found.features[len(decoding) + place]
             emission = Emission.end(request) if request.error is not None else None
@@ -93,7 +98,7 @@ class HostRunner(Runner):
         """Result of a decoding row."""
         tokens, depths = tree.tokens, _depths(tree.parents)
         emission = self._emit(request, found, place, tree, depths)
-        # The root and the accepted nodes that the request took are in the cache now.
+        # The cache has the root and the accepted nodes that the request took.
         taken = len(emission.token_ids)
         committed = [tokens[node] for node in found.paths[place][: taken + 1]] if taken else []
         features = None if found.features is None else found.features[place][: len(committed)]
@@ -102,7 +107,7 @@ class HostRunner(Runner):
         return RowResult(request, item.start, committed, features, longest, accepted, emission, prompt=False, path=path)
 
     def _emit(self, request: Request, found: Verified, place: int, tree: RowTree, depths: Sequence[int]) -> Emission:
-        """Give a request its accepted tokens and the target's own draw, or fail it if the target can draw no token."""
+        """Append the accepted tokens and the target's draw to a request; fail the request if no token can be drawn."""
         path, bonus = found.paths[place], found.bonuses[place]
         if bonus == PADDING and request.error is None:
             request.fail(_undrawn(request, found, place))
@@ -120,7 +125,7 @@ class HostRunner(Runner):
         return request.emit(emitted, len(path) - 1, depths, logprobs, rejected, step)
 
     def _score_prompts(self, pieces: Sequence[PromptPiece], reading: Sequence[Request], found: Verified) -> None:
-        """Compute log-probabilities of prompt tokens for the requests that want them; the first token has none."""
+        """Compute the log-probabilities of prompt tokens that requests need; the first token has none."""
         for piece, request, hidden in zip(pieces, reading, found.prompt_hidden, strict=True):
             if request.params.prompt_logprobs is None:
                 continue
@@ -136,7 +141,7 @@ class HostRunner(Runner):
 
 
 def _undrawn(request: Request, found: Verified, place: int) -> SametokenError:
-    """Error of a request after whose root the target can draw no token."""
+    """Error of a request for which the target can draw no token after the root."""
     if found.logits is not None and not found.logits[found.first[place]].max().isfinite():
         return not_finite()
     return request.sampling.failure or RequestError(
@@ -162,7 +167,7 @@ def _token_logprobs(
 ) -> list[TokenLogprob]:
     """One `TokenLogprob` per row of logits [R, V]; the arguments are those of `token_logprobs`.
 
-    With `listed`, a row's own token stands before the listed ones unless it is one of them, as in vLLM.
+    With `listed`, the row's own token is first unless it is listed too, as in vLLM.
     """
     own, others = (None if ids is None else torch.tensor(ids, device=logits.device) for ids in (tokens, listed))
     assert own is not None
