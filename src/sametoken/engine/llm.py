@@ -37,35 +37,35 @@ from sametoken.options.speculation import SpeculativeConfig
 from sametoken.parallel.follow import join
 
 LOG = logging.getLogger("sametoken")
-PASS_ON_S = 5e-5  # after a thread's turn, so that another one that waits wakes up and takes the next
+PASS_ON_S = 5e-5  # seconds of sleep after a thread's turn, in which a waiting thread takes the next turn
 
 
 class LLM:
     """A target model, optionally with a draft, ready to generate.
 
-    Several threads may call it: their requests run together.
+    Requests of several threads run together.
 
     The output is a function of target, prompt, sampling parameters and seed alone: no draft, no batch and no chunking
     of the prompt changes a token.
 
     Args:
         model: directory, Hub id, or "embedded" for the target that comes with the package.
-        draft: likewise a draft model, an EAGLE or Medusa head of the target, or the output directory of the training
-            run that made it; "embedded" is the embedded target's draft, "embedded-eagle3" its head.
+        draft: directory or Hub id of a draft model or of an EAGLE or Medusa head, or output directory of a
+            training run; "embedded" for the draft of the embedded target, "embedded-eagle3" for its head.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision: branch, tag or commit of the model on the Hub.
         draft_revision: branch, tag or commit of the draft.
-        threads: number of threads that compute in this process, all engines of it included; None leaves it unchanged.
+        threads: number of compute threads of this process, for all its engines together; None leaves it unchanged.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
             `KVCacheConfig` as written on the command line: kv_cache_dtype, ... vLLM's keywords (max_model_len,
-            max_num_seqs, gpu_memory_utilization, speculative_config, ...) mean the same as for `sametoken vllm serve`.
+            max_num_seqs, gpu_memory_utilization, speculative_config, ...) have their meanings in `sametoken vllm serve`.
 
-    As a context manager, it is closed at the end, which frees its memory.
+    As a context manager, the object is closed at the end, which frees its memory.
 
     Attributes:
-        ranks: the other processes that compute the target, None for none. In a process that mpirun, torchrun or srun
-            started as another rank than 0, the constructor computes for rank 0 and does not return.
+        ranks: other processes that compute the target; None for none. In a process that mpirun, torchrun or srun
+            started as a rank other than 0, the constructor computes for rank 0 and does not return.
 
     Raises:
         SametokenError: the models cannot be loaded, do not fit each other or the memory.
@@ -116,8 +116,8 @@ class LLM:
         self._maker = RequestMaker(
             self.engine, self.tokenizer, self.config.vocab_size, self.speculative, self.method, context
         )
-        self._turn = RLock()  # several threads may call; one steps the engine at a time
-        self._waiting = set[object]()  # for that lock
+        self._turn = RLock()  # held by the thread that steps the engine
+        self._waiting = set[object]()  # threads that wait for this lock
         self._named = model if draft is None else f"{model}, draft={draft}"
 
     def __repr__(self) -> str:
@@ -156,8 +156,8 @@ class LLM:
 
         Args:
             prompts: text or token ids, one or several.
-            params: for all prompts, or one for each; None is `get_default_sampling_params()`.
-            progress: show a bar of finished completions on standard error, where that is a terminal.
+            params: parameters of all prompts, or one for each; None for `get_default_sampling_params()`.
+            progress: true for a bar of finished completions on standard error, if that is a terminal.
             use_tqdm: vLLM's name for `progress`.
         """
         requests = self.requests(prompts, params)
@@ -182,32 +182,33 @@ class LLM:
         return self.tokenizer.encode(self.tokenizer.apply_chat_template(messages), add_special_tokens=False)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Sampling parameters of a request that states none: the model's recommendation, then our defaults. vLLM's
-        name.
+        """Sampling parameters of a request without any: those that the model recommends, else the defaults.
+
+        The name is vLLM's.
         """
         return SamplingParams(**self.default_sampling)
 
     def stream(self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Complete prompts as `generate` does, step by step; closing the iterator cancels unfinished requests."""
+        """Complete prompts as `generate`, step by step; closing the iterator cancels unfinished requests."""
         # Closed with this iterator, not when its frame is collected: Python 3.12.3 keeps the frame.
         with closing(self._run(self.requests(prompts, params))) as emissions:
             for emission in emissions:
                 yield Chunk.of(emission)
 
     def _run(self, requests: Sequence[Request]) -> Generator[Emission]:
-        """Step the engine until these requests end; yield their emissions, in their order."""
+        """Step the engine until these requests end; yield their emissions in order of the requests."""
         going = {request.id for request in requests}
         got: dict[int, Emission] = {}
 
-        def hear(report: StepReport) -> None:
-            """Collect the emissions of these requests: another iterator may step the engine too."""
+        def collect(report: StepReport) -> None:
+            """Collect the emissions of these requests; another iterator may step the engine."""
             for emission in report.emissions:
                 if (number := emission.request.id) in going:
                     got[number] = got[number].then(emission) if number in got else emission
 
         engine = self._opened_engine()
         with self._in_turn():
-            engine.reports.append(hear)
+            engine.reports.append(collect)
         try:
             with self._in_turn():
                 for request in requests:
@@ -222,14 +223,15 @@ class LLM:
                 yield from emissions
         finally:
             with self._in_turn():
-                engine.reports.remove(hear)
+                engine.reports.remove(collect)
                 for number in going:
                     engine.abort(number)
 
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
-        """Hold the engine, and then let threads that wait for it go first: Python's locks have no order, and a thread
-        that takes one in a loop keeps the others out.
+        """Lock the engine, and afterwards give way to waiting threads.
+
+        Python's locks have no order: a thread that acquires a lock in a loop would exclude all others.
         """
         mine = object()
         self._waiting.add(mine)
@@ -250,7 +252,7 @@ class LLM:
     def requests(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[Request]:
-        """Checked requests in order of the prompts, n each; not yet in the engine."""
+        """Make checked requests, n per prompt in order of the prompts; they are not in the engine yet."""
         self._opened_engine()
         prompts = several(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -264,16 +266,16 @@ class LLM:
         return [made for index, pair in pairs for made in self._maker.make(*pair, index, known)]
 
     def make_requests(self, prompt: Prompt, params: SamplingParams, index: int = 0) -> list[Request]:
-        """The n requests of one prompt, checked but not yet in the engine; see `RequestMaker.make`."""
+        """Make the n checked requests of one prompt; see `RequestMaker.make`."""
         self._opened_engine()
         return self._maker.make(prompt, params, index)
 
     def check_length(self, text: str) -> None:
-        """Raise if a prompt is too long to fit, before it is tokenised; see `RequestMaker.check_length`."""
+        """Raise PromptTooLongError for a text that cannot fit, before it is tokenised; see `RequestMaker.check_length`."""
         self._maker.check_length(text)
 
     def fingerprint(self) -> str:
-        """Hash of all that decides the bits of keys and values: models, number formats, kernels, pages."""
+        """Hash of all that determines the bits of keys and values: models, number formats, kernels, pages."""
         decoder, stretched = self.engine.runner.decoder, self.config.rope.kind == "longrope"
         facts = [*map(model_digest, self._places), self._formats, decoder.dtype, decoder.embed.device.type,
                  status().variant, self.max_seq_len if stretched else 0]  # fmt: skip
@@ -286,7 +288,7 @@ class LLM:
 
 
 def _models(asked: Keywords, **stated: str | None) -> Iterator[str | None]:
-    """Draft and its revision, each from the arguments or from `speculative_config`; raises if both name one."""
+    """Draft and its revision, from arguments or `speculative_config`; raise ConfigError if both name one."""
     for name, value in stated.items():
         if value is not None and asked.models.get(name) is not None:
             raise ConfigError(f"{name} and speculative_config both name the draft; give one of them")

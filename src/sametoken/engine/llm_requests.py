@@ -1,4 +1,4 @@
-"""Checked requests of one engine from prompts and sampling parameters; they are not in the engine yet."""
+"""Making of checked requests from prompts and sampling parameters, for one engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_PER_TOKEN = 32  # characters of a text per token, on average
 
 
 class Parsed(NamedTuple):
-    """Objects built once from the parameters, because it takes time, and shared by the prompts of a call."""
+    """Objects that are slow to build from sampling parameters, shared by the prompts of a call."""
 
     grammar: InitialGrammar | None
     prediction: SuffixAutomaton | None
@@ -47,12 +47,12 @@ class RequestMaker:
     """Maker of the requests of one engine.
 
     Args:
-        engine: its drafters and vocabulary are those a request may use.
-        tokenizer: of the target.
+        engine: engine with the drafters that requests may use.
+        tokenizer: tokenizer of the target.
         vocab_size: number of tokens of the target.
-        speculative: drafting of requests that state none, and the longest draft of any request.
-        method: the drafter of requests that name none.
-        context: longest sequence, and the way to raise it.
+        speculative: default drafting of requests, and the longest draft of any request.
+        method: default drafting method of requests.
+        context: longest sequence, and advice for raising it.
     """
 
     def __init__(
@@ -84,13 +84,16 @@ class RequestMaker:
     def make(
         self, prompt: Prompt, params: SamplingParams, index: int = 0, known: dict[int, Parsed] | None = None
     ) -> list[Request]:
-        """The n requests of one prompt, checked but not yet in the engine.
+        """Make the n requests of one prompt, checked but not yet in the engine.
 
         Args:
-            known: objects built for other prompts, by `id` of their parameters; this prompt's are added.
+            prompt: text or token ids.
+            params: sampling parameters.
+            index: number of the prompt in its call.
+            known: objects built for other prompts, by `id` of their parameters; those of this prompt are added.
 
         Raises:
-            PromptTooLongError, RequestError: the prompt or a parameter cannot be served by this engine.
+            PromptTooLongError, RequestError: this engine cannot serve the prompt or a parameter.
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise RequestError(f"a prompt is {shown(prompt)}, expected a text or a list of token ids")
@@ -158,7 +161,7 @@ class RequestMaker:
         return known[id(params)]
 
     def _grammar(self, params: SamplingParams) -> InitialGrammar | None:
-        """Grammar of the output in its initial state, None for none."""
+        """Grammar of the output in its initial state; None for none."""
         asked, size = params.structured_outputs, self.vocab_size
         grammar: InitialGrammar | None = None if asked is None else self._grammars.compile(asked)
         after, bound = asked.after if asked is not None else None, params.thought_bound
@@ -186,7 +189,7 @@ class RequestMaker:
         return self._breaking[texts]
 
     def check_length(self, text: str) -> None:
-        """Raise PromptTooLongError if a text cannot fit the context, judged by its length alone."""
+        """Raise PromptTooLongError if a text cannot fit the context, by its length alone."""
         self.tokenizer.check_length(text, self.max_seq_len, self._remedy)
 
     def _check_prompt(self, ids: Sequence[int]) -> None:
@@ -220,7 +223,7 @@ class RequestMaker:
         """Index of the predicted output of a request; text beyond the context is left out."""
         assert params.speculative is not None
         text = params.speculative.prediction or ""
-        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # text beyond the context is never reached
+        text = text[: MOST_PER_TOKEN * self.max_seq_len]  # more cannot fit
         return index_prediction(self.tokenizer.encode(text, add_special_tokens=False)[: self.max_seq_len])
 
     def _speculation(self, params: SamplingParams) -> _Speculation:

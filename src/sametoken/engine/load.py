@@ -1,4 +1,4 @@
-"""From names and settings to the models of an engine: resolve, check, load."""
+"""Loading of the models of an engine from names and settings: resolve, check, load."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from sametoken.runtime.ranks import RankPart
 
 T = TypeVar("T")
 LOG = logging.getLogger("sametoken")
-_Named = tuple[str, str | None, Path]  # a model as the user named it, its revision, and its directory here
+_Named = tuple[str, str | None, Path]  # name of a model from the user, revision, and local directory
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -48,11 +48,13 @@ class Loaded(NamedTuple):
     """Models and tokenizer of an engine.
 
     Attributes:
-        draft: what guesses beside what needs no weights: a smaller model, or a head of the target.
-        max_seq_len: prompt plus output, as asked for or as the target allows.
-        sampling: names and values of the sampling parameters that the model recommends.
-        pooling: how it makes vectors of texts, None where it is no embedding model.
-        ranks: the other processes that compute the target, None for none.
+        target: target model.
+        draft: smaller model or head of the target that drafts; None for none.
+        tokenizer: tokenizer of the target.
+        max_seq_len: limit of prompt and output together, in tokens.
+        sampling: sampling parameters that the model recommends, by name.
+        pooling: pooling of an embedding model; None for other models.
+        ranks: other processes that compute the target; None for none.
         places: directories of the target and of the draft.
     """
 
@@ -73,22 +75,26 @@ def load_models(
     config: EngineConfig,
     speculative: SpeculativeConfig | None = None,
 ) -> Loaded:
-    """Load the target and, if there is one, a draft model or a head, which is checked against it first.
+    """Load the target and, if there is one, a draft model or a head, after a check that both fit each other.
 
-    What the configuration rules out is refused before weights are read. The tokenizer is read beside them: a bad one
-    ends the load before the target's next tensor. Before weights of the target are downloaded it is read first.
+    Errors of the configuration are raised before weights are read. The tokenizer is read in a second thread: its error
+    ends loading before the target's next tensor. Before weights of the target are downloaded, it is read first.
 
     Args:
-        speculative: how drafts are made, which may say what kind of draft the model is.
+        model: name of the target.
+        draft: name of the draft; None for none.
+        revisions: revisions of target and draft on the Hub.
+        config: settings of the engine.
+        speculative: settings of drafts, which may state the kind of the draft.
     """
     speculative = speculative or SpeculativeConfig()
     check_draft_ranks(draft, config.tensor_parallel_size, speculative.draft_tensor_parallel_size)
-    met = _met(config)
+    started = _started_ranks(config)
     directory = target_directory(
         model, revisions[0], lambda place: _tokenizer(place, _plan(model, place, config).stated, config)
     )
     plan = _plan(model, directory, config)
-    tokenizer = _aside(lambda: _tokenizer(directory, plan.stated, config))
+    tokenizer = _in_thread(lambda: _tokenizer(directory, plan.stated, config))
     place = None
     if draft is not None:
         tokens = directory if config.tokenizer is None else None
@@ -99,12 +105,12 @@ def load_models(
     draft_rope = None if place is None else _rope_of_draft(place, directory, config)
     ranks, part, draft_part = None, RankPart(), RankPart()
     if config.tensor_parallel_size > 1:
-        tokenizer.result()  # a bad one is refused before other processes start
+        tokenizer.result()  # its errors are raised before other processes start
         also = None
         if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
             check_cut_draft(place, config.tensor_parallel_size)
             also = (draft, revisions[1], place)
-        ranks = _ranks((model, revisions[0], directory), also, plan, config, met, draft_rope)
+        ranks = _ranks((model, revisions[0], directory), also, plan, config, started, draft_rope)
         part = RankPart(0, ranks.place.size)
         draft_part = part if also else draft_part
     guesser: LoadedDraft | None = None
@@ -128,7 +134,7 @@ def load_models(
         )
     except CheckpointError:
         if tokenizer.done():
-            tokenizer.result()  # its own error, which names its own file
+            tokenizer.result()  # its error comes first
         raise
     target.set_deterministic(plan.deterministic)
     if ranks is not None:
@@ -148,16 +154,16 @@ def load_models(
     )
 
 
-def _aside(function: Callable[[], T]) -> Future[T]:
-    """Run a function in a thread while weights are read, and return its future."""
+def _in_thread(function: Callable[[], T]) -> Future[T]:
+    """Start a function in a thread, and return its future."""
     pool = ThreadPoolExecutor(1)
     running = pool.submit(function)
     pool.shutdown(wait=False)
     return running
 
 
-def _met(config: EngineConfig) -> Lead | None:
-    """The ranks that a launcher has started: they wait now, and downloads and drafts may take long."""
+def _started_ranks(config: EngineConfig) -> Lead | None:
+    """Ranks that a launcher has started, or None; connected early, since they wait during downloads and loading."""
     count = config.tensor_parallel_size
     if count == 1 or not place_of(os.environ, count).launcher:
         return None
@@ -182,23 +188,27 @@ def _ranks(
     draft: _Named | None,
     plan: _Plan,
     config: EngineConfig,
-    met: Lead | None,
+    started: Lead | None,
     draft_rope: dict[str, Any] | None,
 ) -> Lead:
-    """The other ranks, which load their parts from now on.
+    """Start the other ranks unless they are `started`, and begin to load their parts.
 
     Args:
-        draft: a draft model that is cut too, None for none.
+        target: target model.
+        draft: draft model that is cut too; None for none.
+        plan: plan for the target.
+        config: settings of the engine.
+        started: ranks that a launcher has started; None for none.
         draft_rope: RoPE of the draft model in place of its file's.
 
     Raises:
-        ConfigError: the target cannot be cut into so many parts, or not here.
+        ConfigError: the target cannot be cut into `tensor_parallel_size` parts, or not on this device.
     """
     count = config.tensor_parallel_size
     if plan.device.type != "cpu":
         raise ConfigError(f"tensor_parallel_size {count} is computed on the CPU only; use --device cpu, or 1 on CUDA")
     cut(plan.stated, RankPart(0, count))
-    ranks = met or lead(os.environ, count, check=config.tensor_parallel_check)
+    ranks = started or lead(os.environ, count, check=config.tensor_parallel_check)
 
     def wanted(named: _Named, quantization: str, rope: dict[str, Any] | None) -> ModelToLoad:
         name, revision, directory = named
@@ -215,7 +225,7 @@ def _ranks(
 
 
 class _Plan(NamedTuple):
-    """Plan for loading a target: all its facts except those of its weights and tokenizer."""
+    """Plan for loading a target: its configuration, device and number formats."""
 
     stated: ModelConfig
     limit: int
@@ -227,11 +237,11 @@ class _Plan(NamedTuple):
 
 
 def _plan(model: str, directory: Path, config: EngineConfig) -> _Plan:
-    """The plan for the target in `directory`, which the caller named `model`.
+    """Plan for the target in `directory`; `model` is its name in errors.
 
     Raises:
         ConfigError: a setting does not fit the model or the device.
-        CheckpointError, UnsupportedModelError: the configuration is not one that can be loaded.
+        CheckpointError, UnsupportedModelError: the configuration is damaged or not supported.
         MemoryPlanError: the weights do not fit the memory.
     """
     stated = ModelConfig.from_hf(read_config(directory), None, config.rope_scaling)
@@ -271,7 +281,7 @@ def _limit(model: str, positions: int, config: EngineConfig) -> int:
 
 @cache
 def note_missing_kernels() -> None:
-    """Log once why this process is slow, and the remedy."""
+    """Log once that compiled kernels are missing, with reason and remedy."""
     found = status()
     if found.variant is None:
         mend = f"; {found.advice}" if found.advice else ""
@@ -279,10 +289,13 @@ def note_missing_kernels() -> None:
 
 
 def _check_draft(directory: Path, target: Path | None, plan: _Plan, tokenizer: Future[Tokenizer]) -> None:
-    """Refuse a draft model with another tokenizer or vocabulary than the target's.
+    """Raise DraftMismatchError if a draft model has another tokenizer or vocabulary than the target.
 
     Args:
-        target: directory whose tokenizer the target has, None if it is another one.
+        directory: directory of the draft.
+        target: directory of the target; None if its tokenizer is set by `EngineConfig.tokenizer`.
+        plan: plan for the target.
+        tokenizer: tokenizer of the target.
     """
     stated = ModelConfig.from_hf(read_config(directory))
     if has_tokenizer(directory):
@@ -297,7 +310,7 @@ def _check_draft(directory: Path, target: Path | None, plan: _Plan, tokenizer: F
 
 
 def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
-    """The target's tokenizer, or what the settings put in its place."""
+    """Tokenizer of the target, or of the setting `tokenizer`, checked and tried."""
     place = directory if config.tokenizer is None else resolve(embedded.target(config.tokenizer), weights=False)
     tokenizer = load_tokenizer(place, directory)
     if config.tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
@@ -328,7 +341,7 @@ def _device(name: str) -> torch.device:
 
 
 def dtype_for(name: str, stated: ModelConfig, device: torch.device) -> torch.dtype:
-    """Of weights, activations and cache: the one that is named, or that of the checkpoint."""
+    """Dtype of weights, activations and cache: `name`, or for "auto" that of the checkpoint."""
     dtype = DTYPES[stated.dtype if name == "auto" else name]
     # float16 GEMMs of more than one row are five times slower than bfloat16 on CPU.
     return torch.bfloat16 if name == "auto" and device.type == "cpu" and dtype == torch.float16 else dtype

@@ -1,6 +1,6 @@
-"""The engine's clocks and counters: seconds of drafts and target, preemptions, and the times that the controller uses.
+"""Clocks and counters of the engine: seconds of drafts and target, preemptions, and times for the controller.
 
-The only reader of the clock in a step. Other parts of the step name their work: `with meter.drafting: ...`.
+Other parts of a step run in the clock of their kind of work: `with meter.drafting: ...`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ class EngineLoad(NamedTuple):
     """Load of an engine, for monitoring.
 
     Attributes:
-        running, waiting: requests with and without a row.
-        pages_used, pages: of the cache's pool; pages kept for their prefix alone are not used.
+        running: number of requests with a row.
+        waiting: number of requests without a row.
+        pages_used: number of used pages of the cache's pool, without idle pages of shared prefixes.
+        pages: number of pages of the pool.
         preemptions: number of times that a request lost its row because pages ran out.
-        draft_len: longest path that the last decoding step allowed a draft, 0 for none.
+        draft_len: longest path that the last decoding step allowed a draft; 0 for none.
         paused: "gain" while almost nothing is drafted because drafts are not expected to pay, else "".
-        draft_s, verify_s, other_s: seconds of all steps so far on drafts, on the target and on the rest.
-        remembered: approximate bytes of the outputs of ended requests that drafters look tokens up in.
+        draft_s: seconds of all steps so far on drafts.
+        verify_s: seconds of all steps so far on the target.
+        other_s: other seconds of all steps so far.
+        remembered: approximate bytes of the outputs of ended requests in which drafters look up tokens.
     """
 
     running: int
@@ -59,14 +63,17 @@ class Meter:
     """Measure steps and report their times to the controller.
 
     Args:
-        pace: divides the time between prompts and streams.
-        policy: chooses drafts.
+        pace: limit of prompt tokens that is updated with the times of steps.
+        policy: policy of drafts that is updated with the times of steps.
 
     Attributes:
-        drafting, verifying: clocks of the step that runs.
-        aside: clock of work that does not count as a step's cost: choosing drafts, reading, drafting, and the ends of
-            requests, whose number does not depend on drafts, but which fall into steps that draft less.
-        preemptions, draft_len: see `EngineLoad`. `totals`: seconds of all steps.
+        drafting: clock of drafts in the current step.
+        verifying: clock of the target in the current step.
+        aside: clock of work that is not part of a step's cost: choosing drafts, reading, drafting, and the ends of
+            requests, whose number does not depend on drafts, but which fall into steps with fewer drafts.
+        preemptions: see `EngineLoad`.
+        draft_len: see `EngineLoad`.
+        totals: seconds of all steps.
     """
 
     def __init__(self, pace: Pace, policy: Policy) -> None:
@@ -82,7 +89,7 @@ class Meter:
         self._begin = time.perf_counter()
 
     def report(self, done: Done, emissions: list[Emission]) -> StepReport:
-        """End the step: charge its time to the requests that took part, and to the controller's estimates."""
+        """End the step: add its time to its requests, and to the estimates of the controller."""
         seconds = time.perf_counter() - self._begin
         draft_s, verify_s = self.drafting.seconds, self.verifying.seconds
         timings = Timings(draft_s, verify_s, seconds - draft_s - verify_s)
@@ -93,12 +100,12 @@ class Meter:
         for request in done.requests:
             request.stats.charge(*timings)
         if done.plan.decode and not done.plan.captured:
-            self._teach(done, seconds)
+            self._update_costs(done, seconds)
         features = sum(len(row.committed) for row in done.rows if row.features is not None)
         return StepReport(done.plan, emissions, done.proposal.makers, features, timings)
 
-    def _teach(self, done: Done, seconds: float) -> None:
-        """Report the time of a decoding step to the controller and to the pace of prompts."""
+    def _update_costs(self, done: Done, seconds: float) -> None:
+        """Update the policy and the pace of prompts with the time of a decoding step."""
         plan, rows = done.plan, len(done.plan.decode)
         context, plain = sum(item.start for item in plan.decode) / rows, None
         if self._policy.costs is not None:

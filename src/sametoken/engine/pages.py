@@ -1,4 +1,4 @@
-"""Number and size of the pages of a pool: numbers alone, used to build it and to predict its memory."""
+"""Number and size of the pages of a pool, for building the pool and for predicting its memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Cached(NamedTuple):
     """Decoder layers whose keys and values lie in the pages.
 
     Attributes:
-        dtype: of the vectors. `kv_format`: storage format, a name in `runtime.kv_format`.
+        shape: configuration of the layers.
+        dtype: dtype of the vectors.
+        kv_format: storage format, a name in `runtime.kv_format`.
     """
 
     shape: ModelConfig
@@ -39,7 +41,7 @@ def cached_by(target: Cached, draft: LoadedDraft | None) -> list[Cached]:
 
 
 def lookahead_of(speculative: SpeculativeConfig, draft: LoadedDraft | None) -> int:
-    """Slots that a draft may need past a row's last token, for any drafter that the request may choose."""
+    """Slots past the last token of a row that a draft may need, for any drafter that a request may choose."""
     return 2 + (speculative.most_nodes if draft is None else draft.most_nodes(speculative))
 
 
@@ -54,7 +56,7 @@ def row_pages(context: int, lookahead: int, page: int) -> int:
 
 
 def short_pages(speculative: SpeculativeConfig, context: int, lookahead: int, page: int) -> int:
-    """Pages of a row for a draft model's shortened text, 0 if the longest text is not shortened."""
+    """Pages of a row for a draft model's shortened text; 0 if the longest text is not shortened."""
     slots = TextWindow(speculative.draft_window).slots(context, speculative.most_nodes)
     return min(-(-slots // page), row_pages(context, lookahead, page))
 

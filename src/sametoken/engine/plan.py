@@ -1,6 +1,6 @@
-"""A step as plain data: the rows that run, their new pages, and the tokens that each row computes.
+"""Plan of a step as plain data: the rows that run, their new pages, and the tokens that each row computes.
 
-Ranks can replay it and tests print it. Preemptions happen first, then admissions, then pages.
+Preemptions are applied first, then admissions, then pages.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from typing import NamedTuple
 
 
 class Decode(NamedTuple):
-    """One pending token of `row`, with at most `limit` draft tokens on a path.
+    """Decoding of one pending token of a row, with a draft.
 
     Attributes:
-        methods, joined: the drafters of the row, see `control.choice.RequestedDraft`.
-        reason: why the limit is 0, see `control.choice`; "room": too few pages or tokens were left in the step.
-        start: tokens of the row before the pending one, all in the target's cache.
-        siblings: most draft tokens beside a chain that ends where guesses are no longer worth their cost.
+        row: row of the page table.
+        limit: longest path of the draft in tokens; 0 for no draft.
+        methods: drafters of the row, see `control.choice.RequestedDraft`.
+        reason: reason of limit 0, see `control.choice`; "room" if too few pages or tokens were left in the step.
+        start: number of tokens of the row before the pending one, all in the target's cache.
+        joined: see `control.choice.RequestedDraft`.
+        siblings: greatest number of draft tokens in addition to a chain, which ends where guesses do not pay.
     """
 
     row: int
@@ -28,7 +31,7 @@ class Decode(NamedTuple):
 
 
 class PromptPiece(NamedTuple):
-    """Tokens of `row` from position `start`; if `last`, they complete the prompt, so the next token is drawn."""
+    """Tokens of `row` from position `start`; if `last`, they complete the prompt, and a token is drawn."""
 
     row: int
     start: int
@@ -37,8 +40,13 @@ class PromptPiece(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """Request `id` takes `row`; reused pages hold `cached` leading tokens, and the draft's KV of `draft_cached` of
-    them.
+    """Assignment of a row to a request.
+
+    Attributes:
+        row: row of the page table.
+        id: identifier of the request.
+        cached: number of leading tokens in reused pages.
+        draft_cached: number of leading tokens whose draft's KV is in these pages.
     """
 
     row: int
@@ -48,13 +56,16 @@ class Admission(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """One step: pages to take, tokens to compute.
+    """Plan of one step; each row has at most one entry in `decode` and `prefill` together.
 
     Attributes:
-        preempted: rows that are vacated. `admitted`: rows that are taken. `pages`: new pages by row.
-        decode, prefill: work of the rows, at most one entry for a row.
-        captured: the step runs as a graph on the device, a step ahead of the host, and drafts are made there; without
-            entries it only waits for the steps already launched.
+        preempted: rows that are vacated.
+        admitted: rows that are assigned to requests.
+        pages: new pages by row.
+        decode: rows that decode.
+        prefill: rows that read prompts.
+        captured: true if the step, drafts included, runs as a graph on the device, a step ahead of the host; without
+            entries, the step only waits for launched ones.
     """
 
     preempted: tuple[int, ...] = ()

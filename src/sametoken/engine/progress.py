@@ -1,4 +1,4 @@
-"""A progress bar on standard error, if that is a terminal: for `LLM.generate` and for commands."""
+"""Progress bar on standard error, if that is a terminal, for `LLM.generate` and for commands."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_progress() -> Progress:
-    """Progress display on standard error with one bar per task and its description; shows nothing without a
-    terminal.
-    """
+    """Progress display on standard error, with one bar and description per task; empty without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -23,7 +21,7 @@ def open_progress() -> Progress:
 
 
 def counted(steps: Iterable[bool], total: int, what: str) -> Iterator[bool]:
-    """Yield the given steps and show a bar that counts those that are true, `total` in all."""
+    """Yield `steps`, with a bar that counts the true ones out of `total`."""
     with open_progress() as bar:
         task = bar.add_task(what, total=total)
         for done in steps:
