@@ -59,7 +59,7 @@ class LLM:
         threads: number of compute threads of this process, for all its engines together; None leaves it unchanged.
         engine: keys of `EngineConfig` (dtype, device, max_batch_size, max_num_tokens, max_seq_len, ...), and of
             `KVCacheConfig` as written on the command line: kv_cache_dtype, ... vLLM's keywords (max_model_len,
-            max_num_seqs, gpu_memory_utilization, speculative_config, ...) have their meanings in `sametoken vllm serve`.
+            max_num_seqs, gpu_memory_utilization, speculative_config, ...) are those of `sametoken vllm serve`.
 
     As a context manager, the object is closed at the end, which frees its memory.
 
@@ -271,7 +271,7 @@ class LLM:
         return self._maker.make(prompt, params, index)
 
     def check_length(self, text: str) -> None:
-        """Raise PromptTooLongError for a text that cannot fit, before it is tokenised; see `RequestMaker.check_length`."""
+        """Raise PromptTooLongError if a text cannot fit, without tokenising it; see `RequestMaker.check_length`."""
         self._maker.check_length(text)
 
     def fingerprint(self) -> str:

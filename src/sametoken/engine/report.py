@@ -1,4 +1,4 @@
-"""Results of a step as data: the runner's result per row, and the report that all rooms above the engine read."""
+"""Results of a step as data: the runner's result per row, and the report for rooms above the engine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Proposal(NamedTuple):
     """Guesses for the decoding rows of a step.
 
     Attributes:
-        pending: each row's pending token.
-        guesses: of each row, after that token.
-        makers: the methods that had a guess for each row.
-        unions: of rows with several makers, by place: the guesses of each of them.
+        pending: pending token of each row.
+        guesses: guesses of each row, after the pending token.
+        makers: methods with a guess for each row.
+        unions: united guesses of rows with several makers, by place.
     """
 
     pending: Sequence[int]
@@ -37,14 +37,16 @@ class RowResult(NamedTuple):
     """Result of a step for one row.
 
     Attributes:
+        request: request of the row.
         start: position of the first token of `committed`.
-        committed: tokens whose keys and values the step left in the target's cache: the pending token and the
-            accepted ones that the request took, or a piece of a prompt; empty where the request failed.
-        features: [len(committed), taps * H] the target's hidden states of these tokens, None if no drafter reads them.
-        longest: longest path of the row's draft; `accepted`: draft tokens that the target drew as well.
+        committed: tokens whose keys and values are in the target's cache after the step: the pending token and the
+            accepted ones that the request took, or a piece of a prompt; empty if the request failed.
+        features: [len(committed), taps * H] the target's hidden states of these tokens; None if no drafter reads them.
+        longest: longest path of the row's draft, in tokens.
+        accepted: number of draft tokens that the target also drew.
         emission: tokens for the request; None for a piece of a prompt that is not the last.
         prompt: true for a piece of a prompt.
-        path: the accepted nodes of the row's draft, the root first, where the host verified it.
+        path: accepted nodes of the row's draft, the root first, if the host verified the draft.
     """
 
     request: Request
@@ -59,12 +61,14 @@ class RowResult(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A step that the target has verified: an earlier one than that passed to `run` if the device runs ahead.
+    """Step that the target has verified; older than the step passed to `run` if the device runs ahead.
 
     Attributes:
-        rows: decoding rows in the plan's order, then pieces of prompts; empty if no result was due.
-        requests: those in the step passed to `run`, which are charged its time.
-        tokens: of the decoding rows in the target's forward; 0 if unknown to the host.
+        plan: plan of the verified step.
+        proposal: guesses of the verified step.
+        rows: decoding rows in order of the plan, then pieces of prompts; empty if no result was due.
+        requests: requests in the step passed to `run`, whose statistics include its time.
+        tokens: number of tokens of the decoding rows in the target's forward; 0 if unknown on the host.
     """
 
     plan: Plan
@@ -86,11 +90,11 @@ class StepReport(NamedTuple):
     """Result of one call of `Engine.step`.
 
     Attributes:
-        plan: of the step whose results these are.
-        emissions: those of all requests that emitted tokens or ended, including those aborted since the last step.
-        makers: the methods that drafted each row of `plan.decode`.
+        plan: plan of the step with these results.
+        emissions: emissions of all requests that emitted tokens or ended, or were aborted since the last step.
+        makers: methods with a guess for each row of `plan.decode`.
         features: number of tokens whose hidden states were passed to drafters.
-        timings: of this call.
+        timings: wall time of this call.
     """
 
     plan: Plan

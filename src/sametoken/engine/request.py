@@ -1,7 +1,7 @@
-"""One sequence from prompt to completion: its tokens, how many are computed, when it stops, its statistics.
+"""Sequence from prompt to completion: tokens, computed length, end and statistics.
 
-A request refers to no tensors of the model and no row but its own. Ids, text, log-probabilities and counters are
-trimmed together, at the token where the request stops, even in the middle of an accepted draft.
+A request refers to no tensors of the model. Ids, text, log-probabilities and counters are cut together, at the token
+where the request stops, even in the middle of an accepted draft.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of one token under the model's raw distribution, its rank from 1, and the best alternatives."""
+    """Log-probability of one token under the raw distribution of the model.
+
+    Attributes:
+        token_id: token.
+        logprob: natural logarithm of the probability.
+        rank: rank of the token, from 1.
+        top: best alternatives, each with its log-probability.
+    """
 
     token_id: int
     logprob: float
@@ -35,11 +42,15 @@ class Emission(NamedTuple):
     """Output of a request in one step, or in several joined steps.
 
     Attributes:
-        token_ids: in order; empty where the request ended without a token.
-        origins, rejected, logprobs: of these tokens, see `Request`; `logprobs` is empty unless requested.
-        steps: the trees of guesses of the forwards, empty unless requested.
-        drafted, accepted: draft tokens that were verified, and those of them among `token_ids`.
+        request: request of the output.
+        token_ids: tokens in order; empty if the request ended without a token.
+        origins: for every token, see `Request`.
+        rejected: for every token, see `Request`.
+        logprobs: log-probabilities of the tokens; empty unless requested.
+        drafted: number of verified draft tokens.
+        accepted: number of draft tokens among `token_ids`.
         finished: true if the request ended with this emission.
+        steps: trees of guesses of the forwards; empty unless requested.
     """
 
     request: Request
@@ -58,7 +69,7 @@ class Emission(NamedTuple):
         return cls(request, [], [], [], [], 0, 0, finished=True)
 
     def then(self, later: Emission) -> Emission:
-        """This emission joined with the next one of the same request."""
+        """Join this emission with the next one of the request."""
         return Emission(
             self.request,
             self.token_ids + later.token_ids,
@@ -73,9 +84,7 @@ class Emission(NamedTuple):
 
 
 def salt_of(*parts: str) -> bytes:
-    """Cache salt of an owner and a caller's salt, which keeps their texts apart from others; b"" if neither is
-    given.
-    """
+    """Cache salt of an owner and of a caller's salt, which separates their texts from others; b"" without both."""
     return "\0".join(parts).encode(errors="replace") if any(parts) else b""
 
 
@@ -84,26 +93,38 @@ class Request:
     """A sequence in the engine.
 
     Attributes:
-        id: unique number. `index` and `choice`: number of the prompt in its call, and of the choice among its n.
-        arrived, seated, first_token, finished: times when it was made, first had a row, first emitted, and ended, in
-            seconds of `time.perf_counter`; None until then.
-        tokens: prompt and output; the last one is pending (not in the cache) while the request decodes.
-        committed: leading tokens whose keys and values are in the target's cache; the scheduler alone sets it.
-        row: place in the batch, None while waiting; `last_row`: the one that it has or had; `started` once it had one.
-        stop_ids: tokens that end the request; `eos_ids` among them end it without a stop reason.
-        error: the error that ended it if `finish_reason` is "error": a `RequestError` where the request is at fault.
-        method: name of the drafting method; `methods` are its drafters, in order of preference.
-        most_tokens: of prompt and output together.
-        max_draft_len: longest path of a draft; `adaptive` if the engine chooses up to that length.
-        prediction: the output that the caller predicted, None if it did not.
-        owner: name of its owner; requests of different owners share neither cached prompts nor texts to draft from.
-        origins: for every output token, True if it was drafted; `rejected`: guesses at its position that the target did
-            not draw, empty for a drafted token or without guesses.
-        steps: the tree of guesses of every forward, if requested.
-        page_size: tokens of a page of the cache that later requests may share, 0 if pages are not shared.
-        preemptions: times that it lost its row because pages ran out.
-        draft_kv: the drafter whose keys and values the cache pages hold too, "" for none; `complete` if only such pages
-            are reused.
+        id: unique number.
+        index: number of the prompt in its call.
+        choice: number of the choice among the n of its prompt.
+        method: name of the drafting method.
+        methods: drafters of the method, in order of preference.
+        adaptive: true if the engine chooses draft lengths up to `max_draft_len`.
+        draft_kv: drafter whose keys and values the cache pages also hold; "" for none.
+        complete: true if only pages with these keys and values are reused.
+        max_draft_len: longest path of a draft in tokens.
+        max_seq_len: longest sequence of the engine in tokens.
+        page_size: tokens of a page of the cache that later requests may share; 0 if pages are not shared.
+        preemptions: number of times that the request lost its row because pages ran out.
+        prediction: output that the caller predicted; None for none.
+        owner: name of the owner; requests of different owners share neither cached prompts nor texts to draft from.
+        stop_ids: tokens that end the request.
+        eos_ids: tokens of `stop_ids` that end the request without a stop reason.
+        tokens: prompt and output; the last token is pending (not in the cache) while the request decodes.
+        committed: number of leading tokens whose keys and values are in the target's cache; set by the scheduler.
+        cached_tokens: number of prompt tokens whose keys and values were reused.
+        row: row of the page table; None while waiting.
+        last_row: current or last row.
+        started: true once the request has had a row.
+        error: error that ended the request, a `RequestError` for an error of the request; None without one.
+        origins: for every output token, True if it was drafted.
+        rejected: for every output token, guesses at its position that the target did not draw; empty for a drafted
+            token.
+        steps: tree of guesses of every forward, if requested.
+        most_tokens: greatest number of tokens of prompt and output together.
+        arrived: time of creation, in seconds of `time.perf_counter`.
+        seated: time of the first row; None before.
+        first_token: time of the first output token; None before.
+        finished: time of the end; None before.
     """
 
     id: int
@@ -170,7 +191,7 @@ class Request:
 
     @property
     def draft_limit(self) -> int:
-        """Longest useful draft: with the bonus token it fills the room that is left."""
+        """Longest useful draft, which fills the remaining room together with the bonus token."""
         return max(0, min(self.max_draft_len, self.room - 1))
 
     @property
@@ -180,17 +201,17 @@ class Request:
 
     @property
     def shares_prefix(self) -> bool:
-        """True if shared pages may be reused: prompt log-probabilities need every prompt token computed."""
+        """True if shared pages may be reused; prompt log-probabilities need every prompt token computed."""
         return self.params.prompt_logprobs is None
 
     @property
     def salt(self) -> bytes:
-        """Cache salt from its owner and its own salt: requests with different salts share no texts."""
+        """Cache salt from owner and requested salt; requests with different salts share no texts."""
         return salt_of(self.owner, self.params.cache_salt or "")
 
     @property
     def kept_tokens(self) -> int:
-        """Prompt tokens that were computed and are kept for later requests: those of full pages."""
+        """Number of computed prompt tokens that are kept for later requests: those of full pages."""
         if not self.page_size or not self.shares_prefix:
             return 0
         return max(0, len(self.prompt_ids) // self.page_size * self.page_size - self.cached_tokens)
@@ -204,15 +225,15 @@ class Request:
         rejected: Sequence[int] = (),
         step: StepTree | None = None,
     ) -> Emission:
-        """Append the tokens of one forward, up to the token where the request stops, and return those that were kept.
+        """Append the tokens of one forward, up to the token where the request stops, and return them.
 
         Args:
-            tokens: accepted draft tokens and the target's own token after them.
+            tokens: accepted draft tokens, and the target's own token after them.
             accepted: number of `tokens` from the draft.
-            drafted: depth in the tree of each draft token that was verified; 1 follows the pending token.
-            logprobs: one per token, or empty.
+            drafted: depth in the tree of each verified draft token; 1 is next to the pending token.
+            logprobs: log-probability of each token, or empty.
             rejected: guesses at the position of the target's own token; empty for a captured step.
-            step: the tree of guesses, for a request that reports it.
+            step: tree of guesses, for a request that reports trees.
         """
         kept = 0
         for token in tokens:
@@ -221,11 +242,11 @@ class Request:
             if self._stops_at(token):
                 break
         origins = [i < accepted for i in range(kept)]
-        spurned = [tuple(rejected) if i == accepted else () for i in range(kept)]
-        said = list(logprobs[:kept])
+        rejections = [tuple(rejected) if i == accepted else () for i in range(kept)]
+        own_logprobs = list(logprobs[:kept])
         self.origins += origins
-        self.rejected += spurned
-        self.logprobs += said
+        self.rejected += rejections
+        self.logprobs += own_logprobs
         steps = [] if step is None else [step.cut(kept)]
         self.steps += steps
         taken = min(accepted, kept)
@@ -235,7 +256,7 @@ class Request:
         if self.finish_reason is None:
             self.sampling.extend(tokens[:kept])
         ended = self.finish_reason is not None
-        return Emission(self, list(tokens[:kept]), origins, spurned, said, len(drafted), taken, ended, steps)
+        return Emission(self, list(tokens[:kept]), origins, rejections, own_logprobs, len(drafted), taken, ended, steps)
 
     def _stops_at(self, token: int) -> bool:
         """Add the token to the text and return True if the request ends here."""
@@ -244,7 +265,7 @@ class Request:
         full = self.room <= 0
         self.detokenizer.push(token)
         if is_end or full or complete:
-            self.detokenizer.finish()  # text that was not sent yet may complete a stop string
+            self.detokenizer.finish()  # held-back text may complete a stop string
         found = None
         if len(self.tokens) - len(self.prompt_ids) >= self.params.min_tokens:
             found = self.detokenizer.find_stop()
@@ -263,7 +284,7 @@ class Request:
         return self.finish_reason is not None
 
     def stop(self, reason: FinishReason, detail: int | str | None) -> None:
-        """End the request; its text is complete from here on."""
+        """End the request, and its text."""
         self.finish_reason, self.stop_reason = reason, detail
         self.finished = time.perf_counter()
         self.detokenizer.finish()

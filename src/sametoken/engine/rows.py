@@ -8,7 +8,7 @@ from sametoken.engine.plan import Decode, PromptPiece
 from sametoken.engine.request import Request
 from sametoken.speculation.sampling import Sampling
 
-MOST_KEPT = 64  # batches
+MOST_KEPT = 64  # kept batches
 
 
 class Rows(dict[int, Request]):
@@ -23,7 +23,7 @@ class Rows(dict[int, Request]):
         return [self[item.row] for item in items]
 
     def sampling(self, requests: Sequence[Request]) -> Sampling:
-        """Sampling of the requests, reused while the batch is unchanged and nothing in it depends on history."""
+        """Sampling of the requests, reused for an unchanged batch if no part of it depends on history."""
         key = tuple(request.id for request in requests)
         sampling = self._kept.get(key)
         if sampling is None:

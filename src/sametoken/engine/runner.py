@@ -1,6 +1,6 @@
-"""Tensors of one step: the plan laid out, the target run, its draws compared with the draft, the path committed.
+"""Tensors of one step: layout of the plan, forward of the target, verification of drafts, commit of the paths.
 
-Works on rows, lengths and tokens, without requests, drafters or text. Legend: B sampled rows, N nodes, T tokens.
+The module has rows, lengths and tokens, but no requests, drafters or text. Legend: B sampled rows, N nodes, T tokens.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sametoken.speculation.draft import PADDING, ancestors, chain_mask
 from sametoken.speculation.sampling import Sampling
 from sametoken.speculation.verify import Verdict, verify
 
-SamplingOf = Callable[[Sequence[int]], Sampling]  # of the sampled rows at these places
+SamplingOf = Callable[[Sequence[int]], Sampling]  # sampling of the sampled rows at some places
 
 
 class Verified(NamedTuple):
     """Results of the target for a step.
 
     Attributes:
-        paths: for each sampled row (the decoding rows, then the pieces of prompts that were `last`) its accepted
-            nodes, the root first.
-        bonuses: the target's own draw after each path, `PADDING` if it can draw no token.
-        logits: [S, V] of the S nodes of all sampled rows; None without any.
-        first: for each sampled row, the index of its root among the S nodes; its other nodes follow.
-        features: for each decoding row [nodes of its path, taps * H], then for each piece of a prompt [tokens,
-            taps * H]: the hidden states of the taps. None without taps.
+        paths: accepted nodes of each sampled row, the root first; sampled rows are the decoding rows, then the `last`
+            pieces of prompts.
+        bonuses: the target's own draw after each path; `PADDING` if no token can be drawn.
+        logits: [S, V] logits of the S nodes of all sampled rows; None without sampled rows.
+        first: index of the root of each sampled row among the S nodes; the other nodes of the row follow.
+        features: hidden states of the taps for each decoding row, [nodes of its path, taps * H], then for each piece of
+            a prompt, [tokens, taps * H]; None without taps.
         prompt_hidden: [tokens, H] last hidden states of each piece of a prompt.
-        tokens: of the decoding rows in the forward.
+        tokens: number of tokens of the decoding rows in the forward.
     """
 
     paths: list[list[int]]
@@ -50,9 +50,11 @@ class Verified(NamedTuple):
 
 
 class Runner:
-    """Run the target over its cache.
+    """Runner of the target over its cache.
 
     Args:
+        decoder: target.
+        cache: cache of the target.
         taps: decoder layers whose outputs are the features.
     """
 
@@ -67,9 +69,10 @@ class Runner:
         """Run the forward of a plan; draw, verify and commit its tokens.
 
         Args:
-            pending: of each decoding row, the token before its guesses.
-            guesses: of each decoding row.
-            sampling: of some of the sampled rows.
+            plan: rows of the step.
+            pending: token before the guesses of each decoding row.
+            guesses: guesses of each decoding row.
+            sampling: function that returns the sampling of some of the sampled rows.
         """
         decode, pieces = plan.decode, plan.prefill
         # On a GPU one wide call is cheaper than several small ones; on a CPU every padding node costs time.
@@ -132,11 +135,14 @@ def _paths(verdict: Verdict) -> list[list[int]]:
 def _rows(
     features: Tensor, paths: Sequence[Sequence[int]], first: Sequence[int], count: int, lengths: Sequence[int]
 ) -> list[Tensor]:
-    """Features of every path and of every piece of a prompt, taken from those of all T tokens.
+    """Features of every path and of every piece of a prompt, from those of all T tokens.
 
     Args:
-        first: index of each path's root among the tokens.
+        features: [T, taps * H].
+        paths: nodes of each path.
+        first: index of the root of each path among the tokens.
         count: number of tokens before the first prompt.
+        lengths: number of tokens of each piece of a prompt.
     """
     at = [begin + node for begin, path in zip(first, paths, strict=False) for node in path]
     taken = torch.split(features[at], [len(path) for path in paths]) if paths else ()

@@ -1,7 +1,7 @@
 """Keys and values of a sequence in a file, so that a long prompt is computed only once.
 
-A file is a line of JSON, the token ids, and the contents of the sequence's full pages in each cache; it ends with a
-digest of all bytes before. It fits any engine with an equal model, draft, number formats and kernels.
+A file has a line of JSON, the token ids, the contents of the sequence's full pages in each cache, and a digest of all
+bytes before. It is valid for engines with equal model, draft, number formats and kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sametoken.files import replacing
 from sametoken.runtime.kept import put, shapes, take
 
 KIND = "sametoken-sequence"
-VERSION = 1  # of the file
+VERSION = 1  # of the file format
 DIGEST = 32  # bytes of the digest at the end
 SAVE_AGAIN = "save it again"
 
@@ -34,8 +34,8 @@ class Kept(NamedTuple):
     Attributes:
         tokens: tokens of full pages, and the token after them if there is one.
         pages: number of pages.
-        drafts: by drafter, the number of leading tokens with its keys and values.
-        parts: of every cache, see `runtime.kept.take`.
+        drafts: number of leading tokens with keys and values of each drafter, by drafter.
+        parts: contents of the pages in every cache, see `runtime.kept.take`.
     """
 
     tokens: list[int]
@@ -52,7 +52,9 @@ def keep(engine: Engine, tokens: Sequence[int], salt: bytes = b"") -> Kept:
     """Copy the cached beginning of a sequence; call on the thread that steps the engine.
 
     Args:
-        salt: of the requests that share it, see `BlockManager.match`.
+        engine: engine with the cache.
+        tokens: tokens of the sequence.
+        salt: salt of the requests that share the sequence, see `BlockManager.match`.
     """
     blocks = engine.scheduler.blocks
     pages, drafts = blocks.offered(tokens, salt)
@@ -64,7 +66,9 @@ def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
     """Put a sequence back into the cache, for requests that begin with it; call on the thread that steps the engine.
 
     Args:
-        salt: of the requests that may use it.
+        engine: engine with the cache.
+        kept: sequence.
+        salt: salt of the requests that may use the sequence.
 
     Raises:
         DataError: the cache has too few free pages.
@@ -84,10 +88,12 @@ def write(kept: Kept, file: Path, made_by: str) -> int:
     """Write a file and return its size in bytes.
 
     Args:
-        made_by: the engine's `LLM.fingerprint`.
+        kept: sequence.
+        file: path of the file.
+        made_by: `LLM.fingerprint` of the engine.
 
     Raises:
-        DataError: the place is full or cannot be written to.
+        DataError: the disk is full, or the file cannot be written.
     """
     head = {"kind": KIND, "version": VERSION, "made_by": made_by, "tokens": len(kept.tokens), "pages": kept.pages,
             "drafts": kept.drafts}  # fmt: skip
@@ -104,10 +110,10 @@ def write(kept: Kept, file: Path, made_by: str) -> int:
 
 
 def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
-    """Read a file; return its sequence and its size in bytes. Any thread may call it.
+    """Read a file; return its sequence and its size in bytes. May be called on any thread.
 
     Raises:
-        DataError: it is missing, truncated, altered, or of another engine.
+        DataError: the file is missing, truncated, altered, or of another engine.
     """
     try:
         if not stat.S_ISREG(file.stat().st_mode):
@@ -126,7 +132,7 @@ def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
         words = "written with another model, draft, number format or other kernels than this server has"
         raise DataError(f"{file.name}: {words}", advice=f"start the server that wrote it, or {SAVE_AGAIN}")
     if (found := _parts(engine, head, body[len(first) :])) is None:
-        raise DataError(f"{file.name}: its header does not fit what follows it", advice=SAVE_AGAIN)
+        raise DataError(f"{file.name}: its header does not match its content", advice=SAVE_AGAIN)
     return found, len(whole)
 
 

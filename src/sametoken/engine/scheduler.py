@@ -1,7 +1,7 @@
 """Choice of the rows of the next step and of their tokens: continuous batching, chunked prefill, preemption.
 
-Works on lengths and pages, not tensors. A sequence needs its tokens computed; with one token left it decodes, and may
-carry a draft, otherwise it prefills a chunk. There is no other state, so a preempted sequence simply prefills again.
+The scheduler has lengths and pages, but no tensors. A sequence with one token left to compute decodes, and may have a
+draft; otherwise a chunk of it is prefilled. There is no other state: a preempted sequence is prefilled again.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ from sametoken.engine.request import Emission, Request
 
 
 class Drafts(Protocol):
-    """Questions of the scheduler about drafts."""
+    """Interface of drafts for the scheduler."""
 
     def choose(self, pending: Sequence[Request], beside: int) -> Sequence[RequestedDraft]:
-        """Requested draft of each request that decodes in a step that also reads `beside` prompt tokens."""
+        """Requested draft of each pending request, in a step that also reads `beside` prompt tokens."""
         ...
 
     def slots(self, methods: Sequence[str], limit: int, joined: bool = False) -> int:
-        """Cache slots past the pending token that a draft takes; also its greatest number of tokens."""
+        """Number of cache slots past the pending token for a draft; also the greatest number of its tokens."""
         ...
 
     def draft_cached(self, request: Request, *, catch_up: bool = False) -> int:
-        """Leading tokens of a running request for which its pages hold the drafter's keys and values.
+        """Number of leading tokens of a running request whose keys and values of the drafter are in its pages.
 
         Args:
-            catch_up: the drafter first reads the committed tokens that it has not read yet.
+            request: running request.
+            catch_up: true if the drafter first reads all committed tokens.
         """
         ...
 
 
 class Scheduler:
-    """First come, first seated; the newest sequence is preempted when pages run out.
+    """Scheduler of requests, in order of arrival; the newest sequence is preempted when pages run out.
 
-    Every other step reads the oldest prompt first, the steps between read the shortest: a long prompt delays no other,
-    and many short ones at most double its time. Of equal prompts one is read; the others wait and share its pages.
+    Every other step reads the oldest prompt first, the steps between read the shortest: a long prompt delays no other
+    prompt, and many short ones at most double its time. Of equal prompts one is read; the others share its pages.
 
     Args:
-        blocks: the page pool.
-        max_batch_size: rows.
-        max_num_tokens: tokens of one step over the batch.
-        pace: number of prompt tokens that a step may read if it also decodes.
-        drafts: requested drafts, and the cache slots that they take.
+        blocks: page pool.
+        max_batch_size: number of rows.
+        max_num_tokens: greatest number of tokens of one step.
+        pace: limit of the prompt tokens of a step that also decodes.
+        drafts: requested drafts, and their numbers of cache slots.
     """
 
     def __init__(
@@ -80,9 +81,7 @@ class Scheduler:
         return bool(self.waiting and self._free_rows)
 
     def reserve(self, rows: Sequence[int], slots: Sequence[int]) -> dict[int, list[int]] | None:
-        """Take pages for `slots` slots of each row; return the new ones by row, or None, and take none, if there are
-        too few.
-        """
+        """Take pages for `slots` slots of each row and return the new pages by row; take none if there are too few."""
         grown: dict[int, list[int]] = {}
         if all(self._grow(row, count, grown) for row, count in zip(rows, slots, strict=True)):
             return grown
@@ -100,7 +99,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def finish(self, request: Request) -> None:
-        """End a request in any state; its full pages stay for their prefix."""
+        """End a request in any state; its full pages stay cached for their prefix."""
         if request.row is None:
             self.waiting.remove(request)
         else:
@@ -117,7 +116,10 @@ class Scheduler:
         request.committed = 0
 
     def _publish(self, request: Request) -> None:
-        """Offer the full pages of a running request to others, with the draft's keys and values if requests wait."""
+        """Offer the full pages of a running request to others, with the draft's keys and values if they are present.
+
+        The drafter first reads all committed tokens if a request with an equal prompt waits.
+        """
         if request.shares_prefix and request.error is None and request.row is not None:
             committed, cached = request.committed, 0
             if request.draft_kv:
@@ -127,7 +129,7 @@ class Scheduler:
             self.blocks.publish(kept, self._owned[request.row], request.draft_kv, cached, salt=request.salt)
 
     def advance(self, done: Done) -> list[Emission]:
-        """Update the position of each row and offer prompts that were read; return the requests' emissions."""
+        """Update the position of each row, offer the pages of finished prompts, and return the emissions."""
         for row in done.rows:
             row.request.committed = row.start + len(row.committed)
             if row.prompt and row.emission is not None:
@@ -135,13 +137,13 @@ class Scheduler:
         return [row.emission for row in done.rows if row.emission is not None]
 
     def plan(self) -> Plan:
-        """Decide the next step and take its pages."""
+        """Plan the next step and take its pages."""
         preempted: list[int] = []
         grown: dict[int, list[int]] = {}
         decode: list[Decode] = []
         pending = [request for request in self.running if request.remaining == 1]
         budget = self.max_num_tokens - len(pending)
-        # Drafts leave room for prompts, or busy streams would keep new requests out as long as they run.
+        # Drafts leave room for prompts; otherwise streams would exclude new requests as long as they run.
         expected = len(pending) < len(self.running) or bool(self.waiting and self._free_rows)
         mixed = self._pace.tokens()
         reserved = min(mixed, self.max_num_tokens // 2) if expected else 0
@@ -150,7 +152,7 @@ class Scheduler:
                 continue
             decode.append(self._decode(request, requested, budget - reserved, grown))
             budget -= self._drafts.slots(decode[-1].methods, decode[-1].limit, decode[-1].joined)
-        # A row that was preempted for a later one's sake must not decode.
+        # A row that was preempted for a later one must not decode.
         rows = {request.row: request for request in self.running}
         decode = [item for item in decode if item.row in rows]
         for place, item in enumerate(decode):
@@ -168,10 +170,10 @@ class Scheduler:
         self, budget: int, admitted: list[Admission], prefill: list[PromptPiece], grown: dict[int, list[int]],
         *, admit: bool,
     ) -> None:  # fmt: skip
-        """Choose the prompts that are read, and give waiting requests a row."""
+        """Choose the prompts that are read, and assign rows to waiting requests."""
         prompts = [request for request in self.running if request.remaining > 1]
         oldest, others = prompts[:1], sorted(prompts[1:], key=lambda request: request.remaining)
-        # Steps are short while anybody waits for one.
+        # Pieces are short while other prompts wait.
         piece = self._pace.most if others or self.may_admit else budget
         if not self._oldest_last:
             budget -= sum(self._chunk(request, min(piece, budget), prefill, grown) for request in oldest)
@@ -184,7 +186,7 @@ class Scheduler:
         self._oldest_last ^= bool(prefill)
 
     def _grow(self, row: int, tokens: int, grown: dict[int, list[int]]) -> bool:
-        """Give the row pages for `tokens` tokens; return False, and take none, if there are too few."""
+        """Take pages for `tokens` tokens of a row; take none and return False if there are too few."""
         owned = self._owned[row]
         missing = self.blocks.pages_for(tokens) - len(owned)
         if missing <= 0:
@@ -197,7 +199,7 @@ class Scheduler:
         return True
 
     def _make_room(self, request: Request, preempted: list[int], grown: dict[int, list[int]]) -> bool:
-        """Make room for the pending token by preempting the newest rows; False if the request itself was preempted."""
+        """Make room for a pending token by preempting the newest rows; return False if the request was preempted."""
         while request.row is not None and not self._grow(request.row, len(request.tokens), grown):
             victim = self.running[-1]
             row = victim.row
@@ -210,7 +212,7 @@ class Scheduler:
         return request.row is not None
 
     def _decode(self, request: Request, requested: RequestedDraft, budget: int, grown: dict[int, list[int]]) -> Decode:
-        """Decode entry with as much of a requested draft as the step's tokens and the pages allow."""
+        """Decode entry, with as much of a requested draft as tokens of the step and pages allow."""
         row, limit = request.row, requested.limit and min(requested.limit, request.draft_limit)
         assert row is not None
         while limit:
@@ -222,7 +224,7 @@ class Scheduler:
         return Decode(row, 0, (), requested.reason or "room", request.committed)
 
     def _with_siblings(self, item: Decode, request: Request, budget: int, grown: dict[int, list[int]]) -> Decode:
-        """Decode entry with as many siblings as the other rows' drafts and the end of the context leave room for."""
+        """Decode entry, with as many siblings as the drafts of other rows and the end of the context allow."""
         siblings = min(item.siblings, budget, request.room - 1 - item.limit)
         slots = len(request.tokens) + self._drafts.slots(item.methods, item.limit, item.joined) + siblings
         return item._replace(siblings=siblings if siblings > 0 and self._grow(item.row, slots, grown) else 0)
@@ -264,7 +266,7 @@ class Scheduler:
         return budget
 
     def _awaits(self, request: Request) -> bool:
-        """True if a waiting request can share full pages of its prompt that running requests have yet to compute."""
+        """True if running requests with an equal prompt have yet to compute full pages of it."""
         size, alike = self.blocks.page_size, [each for each in self.running if self._same_prompt(each, request)]
         pages = (len(request.prompt_ids) - 1) // size if self.blocks.reuse else 0
         return bool(alike) and all(each.remaining > 1 and each.committed // size < pages for each in alike)

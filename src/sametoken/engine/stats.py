@@ -1,4 +1,4 @@
-"""Statistics of speculation for one request or several: forwards, drafts, accepted tokens, and their time."""
+"""Statistics of speculation for one request or several: forwards, drafts, accepted tokens and times."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ class SpeculationStats:
     """Statistics of speculation for one request.
 
     Attributes:
-        method: the drafter, or "none".
-        target_forwards: forwards of the target that emitted tokens of this request; `emitted` is the number of tokens.
-        drafted: draft tokens proposed (nodes of trees).
-        accepted: draft tokens that became output.
-        accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
-        emitted_lengths: `emitted_lengths[e]` forwards emitted e tokens: accepted and one more, unless the text ended.
-        drafted_lengths: `drafted_lengths[d]` forwards had a draft whose longest path was d tokens; 0 is plain.
-        tried: `tried[i]` forwards reached a guess at position i of a path: all guesses before it were accepted.
-        drafted_by: forwards with a draft, by its drafter: the first one that guessed the accepted path.
-        plain: forwards without one although the request may be drafted, by reason: "gain" (not expected to pay),
-            "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token to go),
-            "recall" (to measure a plain step), "batch" (above the schedule) or "threshold" (too little was accepted).
-        reliability: expected acceptance of the guesses, by drafter that reports how clearly they won their draws.
-        draft_s, verify_s, other_s: wall time of the steps with this request, by kind of work.
+        method: drafting method, or "none".
+        target_forwards: number of forwards of the target that emitted tokens of the request.
+        emitted: number of emitted tokens.
+        drafted: number of draft tokens (nodes of trees).
+        accepted: number of draft tokens that became output.
+        accepted_lengths: number of forwards by accepted draft tokens.
+        emitted_lengths: number of forwards by emitted tokens: accepted ones and one more, unless the text ended.
+        drafted_lengths: number of forwards by longest path of the draft, in tokens; 0 is a plain forward.
+        tried: number of forwards by reached position of a guess, all guesses before which were accepted.
+        drafted_by: number of forwards with a draft, by drafter: the first one that guessed the accepted path.
+        plain: number of forwards without a draft although the request may be drafted, by reason: "gain" (not expected
+            to pay), "silent" (the drafter had no guess), "room" (no pages or tokens left in the step), "end" (one token
+            left), "recall" (to measure a plain step), "batch" (above the schedule) or "threshold" (too few accepted).
+        reliability: expected acceptance of the guesses, by drafter that reports shares of its candidates.
+        draft_s: seconds of drafts in the steps with this request.
+        verify_s: seconds of the target in the steps with this request.
+        other_s: other seconds of the steps with this request.
     """
 
     method: str
@@ -65,17 +68,17 @@ class SpeculationStats:
             _tally(self.tried, position)
 
     def count_draft(self, drafter: str | None, reason: str) -> None:
-        """Count the drafter of a decoding forward, or the reason for having none."""
+        """Count the drafter of a decoding forward, or the reason for a forward without a draft."""
         counts, key = (self.plain, reason) if drafter is None else (self.drafted_by, drafter)
         counts[key] = counts.get(key, 0) + 1
 
     def seen_of(self, drafter: str) -> Reliability:
-        """Expected acceptance of this drafter's guesses so far, to be updated by the caller."""
+        """Expected acceptance of the guesses of a drafter, to be updated by the caller."""
         return self.reliability.setdefault(drafter, Reliability())
 
     @property
     def drafts(self) -> int:
-        """Forwards with a draft."""
+        """Number of forwards with a draft."""
         return sum(self.drafted_lengths[1:])
 
     def add(self, other: SpeculationStats) -> None:
@@ -103,7 +106,7 @@ class SpeculationStats:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The documented JSON object."""
+        """Documented JSON object of statistics."""
         return {
             "method": self.method,
             "target_forwards": self.target_forwards,
@@ -122,12 +125,12 @@ class SpeculationStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens per target forward: every forward that emitted counts, also the prompt's and those without a draft."""
+        """Tokens per target forward; every forward that emitted counts, also the prompt's and those without a draft."""
         return self.emitted / self.target_forwards if self.target_forwards else 0.0
 
     @property
     def tokens_per_draft(self) -> float:
-        """1 + accepted / drafts, vLLM's acceptance length: only forwards with a draft count; 0.0 without drafts."""
+        """1 + accepted / drafts, vLLM's acceptance length; only forwards with a draft count; 0.0 without drafts."""
         return 1 + self.accepted / self.drafts if self.drafts else 0.0
 
     @property

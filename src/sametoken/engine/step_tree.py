@@ -1,4 +1,4 @@
-"""The tree of guesses of one forward, for callers that request it."""
+"""Tree of guesses of one forward, for callers that request it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class StepTree(NamedTuple):
     """Guesses of one forward; a forward without guesses has empty lists. Legend: G guesses.
 
     Attributes:
-        drafter: name of the drafter, None for none; of several drafters, one that guessed the accepted path.
-        token_ids: [G] the guesses.
+        drafter: name of the drafter, of several one that guessed the accepted path; None for none.
+        token_ids: [G] guesses.
         parents: [G] index of the guess before each one, -1 for the last token before the forward.
-        probabilities: [G] the target's probability of each guess after its parent, before temperature and penalties.
+        probabilities: [G] target's probability of each guess after its parent, before temperature and penalties.
         accepted: [G] True if the guess became output.
         drafters: [G] names of the drafters that made each guess.
     """
@@ -41,38 +41,40 @@ class StepTree(NamedTuple):
         path: Sequence[int],
         logits: Tensor,
     ) -> StepTree:
-        """Build it from one row of a draft.
+        """Build the tree from one row of a draft.
 
         Args:
-            tokens, parents: [N] of its nodes, the root first.
-            makers: drafters of the guesses. `said`: [N] see `Union`; None if every maker made every guess.
-            path: the accepted nodes, the root first.
-            logits: [>= N, V] the target's, after each node.
+            tokens: [N] tokens of the nodes, the root first.
+            parents: [N] indices of their parents.
+            makers: drafters of the guesses.
+            said: [N] see `Union`; None if every maker made every guess.
+            path: accepted nodes, the root first.
+            logits: [>= N, V] logits of the target after each node.
         """
         guesses, before, nodes = tokens[1:], parents[1:], range(1, len(tokens))
         if not guesses:
             return cls()
 
-        def sayers(node: int) -> tuple[str, ...]:
+        def makers_of(node: int) -> tuple[str, ...]:
             return tuple(maker for bit, maker in enumerate(makers) if said is None or said[node] >> bit & 1)
 
         found = token_logprobs(logits[list(before)], torch.tensor(guesses, device=logits.device), 0)
         accepted = set(path)
         return cls(
-            sayers(path[-1])[0],
+            makers_of(path[-1])[0],
             tuple(guesses),
             tuple(parent - 1 for parent in before),
             tuple(found.chosen.exp().tolist()),
             tuple(node in accepted for node in nodes),
-            tuple(map(sayers, nodes)),
+            tuple(map(makers_of, nodes)),
         )
 
     def cut(self, kept: int) -> StepTree:
-        """Copy for a request that ended after `kept` tokens; a path lists its guesses in their order."""
+        """Copy for a request that ended after `kept` tokens; guesses after the end are not accepted."""
         counted = zip(self.accepted, accumulate(self.accepted), strict=True)
         return self._replace(accepted=tuple(accepted and count <= kept for accepted, count in counted))
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of `sametoken generate --json`."""
+        """JSON object of `sametoken generate --json`."""
         parts = {name: list(value) for name, value in self._asdict().items() if name != "drafter"}
         return {"drafter": self.drafter, **parts, "drafters": list(map(list, self.drafters))}

@@ -1,11 +1,10 @@
-"""Structural tags, in the words of vLLM and xgrammar, as grammars in Lark's notation: free text in which marks begin
-parts of a required form.
+"""Translation of structural tags of vLLM and xgrammar to grammars in Lark's notation.
 
-Free text ends at the first mark that stands after it (a lazy rule of llguidance). So text that stands before something
-else needs a mark there; where there is none the tag is refused. A special token within a mark is that token, which
-is never a part of free text.
+A structural tag is free text in which marks begin parts of a required form. Free text ends at the first mark that
+follows it in the grammar (a lazy rule of llguidance). Free text before another part therefore needs a mark after it; a
+tag without one is refused. A special token within a mark is that token, which is never a part of free text.
 
-This module imports neither torch nor pydantic: `engine.grammar_trial` uses it.
+This module imports neither torch nor pydantic; it is used by `engine.grammar_trial`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-# JSON in the format of Python's json.dumps: without free white space more tokens are forced.
+# JSON in the format of Python's json.dumps: with fixed white space, more tokens are forced.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 ANY = "/(?s:.*)/"
 SLASH = re.compile(r"(\\.)|/", re.DOTALL)
@@ -61,7 +60,7 @@ RULES: Test = (
 
 REPEATED: dict[str, Test] = {"content": FORMAT}
 TAGS: dict[str, Test] = {"tags": FORMATS, "at_least_one?": FLAG, "stop_after_first?": FLAG}
-# The fields of each type; those with a question mark may be left out.
+# Fields of each type; those with a question mark are optional.
 KNOWN: dict[str, dict[str, Test]] = {
     "const_string": {"value": TEXT},
     "json_schema": {
@@ -89,25 +88,25 @@ STRUCTURE: dict[str, Test] = {"begin": TEXT, "schema?": SCHEMA, "end": TEXT}
 
 
 def quoted(text: str) -> str:
-    """A text as a literal of Lark."""
+    """Literal of Lark for a text."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def json_of(schema: Mapping[str, Any] | bool) -> str:
-    """The rule of a JSON schema in Lark; references start at the schema's own root."""
+    """Rule of Lark for a JSON schema; references start at the root of the schema."""
     spelled = {"not": {}} if schema is False else {} if schema is True else schema
     return f"%json {json.dumps({**spelled, 'x-guidance': JSON_FORM})}"
 
 
 def lark_of(asked: Mapping[str, Any], special: Iterable[str] = ()) -> str:
-    """The grammar of a structural tag.
+    """Grammar of a structural tag.
 
     Args:
-        asked: has `format`, or `structures` and `triggers` as in older releases of vLLM.
+        asked: object with `format`, or with `structures` and `triggers` as in older releases of vLLM.
         special: texts of the model's special tokens.
 
     Raises:
-        ValueError: it is no structural tag, or text in it has no end.
+        ValueError: the object is no structural tag, or text in it has no end.
     """
     given = {name: value for name, value in asked.items() if value is not None}
     if given.pop("type", "structural_tag") != "structural_tag":
@@ -125,7 +124,7 @@ def lark_of(asked: Mapping[str, Any], special: Iterable[str] = ()) -> str:
 
 
 def _triggered(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Structures and triggers as a format."""
+    """Format for structures and triggers."""
     tags = []
     for place, each in enumerate(given["structures"]):
         fields = _check(each, STRUCTURE, f"structural_tag.structures[{place}]")
@@ -135,7 +134,7 @@ def _triggered(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check(given: Mapping[str, Any], fields: Mapping[str, Test], place: str) -> dict[str, Any]:
-    """The fields of an object that are given; null is the same as leaving a field out."""
+    """Stated fields of an object, after a check; null means an absent field."""
     values = {name: value for name, value in given.items() if value is not None and name != "type"}
     names = [name.removesuffix("?") for name in fields]
     if unknown := sorted(values.keys() - set(names)):
@@ -150,7 +149,7 @@ def _check(given: Mapping[str, Any], fields: Mapping[str, Test], place: str) -> 
 
 
 def _tag_of(given: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """A member of `tags`, whose type may be left out."""
+    """Checked member of `tags`, whose type is optional."""
     if given.get("type", "tag") != "tag":
         raise ValueError(f"{place}.type: got {_shown(given['type'])}, expected tag")
     return {**_check(given, KNOWN["tag"], place), "type": "tag"}
@@ -185,8 +184,8 @@ def _is_open(given: Mapping[str, Any]) -> bool:
 class _Writer:
     """Writer of the rules of a grammar.
 
-    In every method `place` is where the format stands, for errors, and `marks` are the marks one of which follows it;
-    the result has the mark. Without `marks` nothing follows, or something that needs no mark.
+    In every method, `place` is the path of the format for errors. One of `marks` follows the format, and is part of the
+    result; without `marks`, the format is last, or the part after it needs no mark.
     """
 
     def __init__(self, special: Iterable[str]) -> None:
@@ -200,7 +199,7 @@ class _Writer:
         return name
 
     def made(self, given: Any, place: str, marks: Marks) -> str:
-        """The expression of a format."""
+        """Expression of a format."""
         kind = given.get("type")
         if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(f"{place}.type: got {_shown(kind)}, expected one of {', '.join(KNOWN)}")
@@ -209,23 +208,23 @@ class _Writer:
         return made
 
     def _closed(self, given: Mapping[str, Any], place: str) -> str:
-        """The expression of a format after which something stands that is no mark."""
+        """Expression of a format that is followed by a part other than a mark."""
         made = self.made(given, place, ())
         if _is_open(given):
             raise ValueError(f"{place}: got text without an end, expected a tag with an end, since more may follow")
         return made
 
     def _mark(self, text: str) -> str:
-        """The expression of a text."""
+        """Expression of a text, with its special tokens."""
         parts = self._special.split(text)  # those at odd places are special tokens
         return " ".join(part if at % 2 else quoted(part) for at, part in enumerate(parts))
 
     def _one_of(self, marks: Marks) -> str:
-        """The expression of one of these marks, nothing if there are none."""
+        """Expression of one of `marks`; empty without marks."""
         return _either(map(self._mark, marks))
 
     def _until(self, text: str, marks: Marks) -> str:
-        """The expression of a terminal that goes on to the first mark."""
+        """Expression of a terminal that ends at the first mark."""
         plain, ways = [], []
         for end in marks:
             head, *token = self._special.split(end, maxsplit=1)
@@ -238,7 +237,7 @@ class _Writer:
         return _either(ways) or text
 
     def _free(self, fields: Mapping[str, Any]) -> str:
-        """The terminal of free text."""
+        """Terminal of free text."""
         most, excludes = fields.get("max_chars"), fields.get("excludes")
         text = ANY if most is None else f"/(?s:.{{0,{most}}})/"
         return self._rule(f"{text} & ~({ANY} {_either(map(quoted, excludes))} {ANY})" if excludes else text, "T")
@@ -304,13 +303,14 @@ class _Writer:
     def _dispatched(
         self, text: str, parts: Mapping[str, Sequence[tuple[Any, str]]], marks: Marks, *, more: bool, needed: bool
     ) -> str:
-        """Free text with what follows each trigger.
+        """Expression of free text in which triggers begin formats.
 
         Args:
-            text: its terminal.
-            parts: by trigger the formats that may follow it, and where they stand.
-            more: text and further triggers may follow.
-            needed: it begins with a trigger.
+            text: terminal of the free text.
+            parts: formats that may follow each trigger, with their places, by trigger.
+            marks: see the class.
+            more: true if text and further triggers may follow.
+            needed: true if the text begins with a trigger.
         """
         firsts, others = [], []
         for trigger, formats in parts.items():

@@ -1,4 +1,4 @@
-"""The trees of a step in groups of equal size: a row with few guesses is not padded to the widest draft.
+"""Trees of a step in groups of equal size, so that a row with few guesses is not padded to the largest draft.
 
 A group is a rectangle of one forward. Legend: B rows, N nodes of the largest tree.
 """
@@ -19,8 +19,8 @@ class Trees(NamedTuple):
     """Trees of equal size.
 
     Attributes:
-        places: indices of their rows among the sampled rows of the step.
-        first: index of their first token among those that the step draws after.
+        places: indices of the rows of the trees among the sampled rows of the step.
+        first: index of the first token of the trees among the tokens with logits.
         draft: [len(places), nodes].
         ancestor_mask: [len(places), nodes, nodes] of the draft.
     """
@@ -36,19 +36,22 @@ class Trees(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Index past the last of their tokens."""
+        """Index past the last token of the trees."""
         return self.first + self.draft.tokens.numel()
 
     def of(self, values: Tensor) -> Tensor:
-        """The part [len(places), nodes, ...] of values [tokens, ...]."""
+        """Part [len(places), nodes, ...] of values [tokens, ...] for these trees."""
         return values[self.first : self.end].view(len(self.places), self.nodes, *values.shape[1:])
 
 
 def groups(pending: Sequence[int], guesses: Sequence[Guess], device: torch.device, ragged: bool) -> list[Trees]:
-    """Trees of the rows grouped by size, smallest first; one rectangle unless `ragged`.
+    """Group the trees of rows by size, smallest first; one group unless `ragged`.
 
     Args:
-        pending: [B] root tokens. `guesses`: [B] guesses after each.
+        pending: [B] root tokens.
+        guesses: [B] guesses after each root.
+        device: device of the drafts.
+        ragged: true for groups of equal size; false to pad all trees to the largest.
     """
     counts = [len(guess.tokens) for guess in guesses]
     sizes = counts if ragged else [max(counts, default=0)] * len(counts)
