@@ -110,7 +110,7 @@ class BlockManager:
 
     @property
     def available(self) -> int:
-        """Pages that `allocate` could hand out now."""
+        """Number of pages that `allocate` can take now."""
         return self._free.count + len(self._idle)
 
     @property

@@ -118,13 +118,13 @@ class Calibration:
         return max((count for count in self._telling if count <= len(self.rows)), default=1)
 
     def _costs(self, times: Times, models: Mapping[str, Drafter], longest: int) -> Measured:
-        """Costs computed from the measured times; a cost that was not measured is 0 until steps show it."""
+        """Costs computed from the measured times; a cost that was not measured is 0 until steps measure it."""
         first: dict[str, dict[int, float]] = {}
         level: dict[str, dict[int, float]] = {}
         feed: dict[str, float] = {}
         for method in models:
             first[method], level[method] = {}, {}
-            most = max(1, len(self.rows))  # a token of each of so many rows costs no less than one of a prompt
+            most = max(1, len(self.rows))  # a token in each of as many rows costs no less than a prompt token
             feed[method] = times[("feed", method)] / FED if ("feed", method) in times else times[method, most, 1] / most
             for rows in {1, len(self.rows)}:
                 short, long = times[method, rows, 1], times[method, rows, longest]

@@ -49,7 +49,7 @@ def decode_step(runner: Runner, proposer: Proposer, graph_slots: GraphSlots, sam
 
 
 def _advance(graph_slots: GraphSlots, tokens: Tensor, counts: Tensor, depths: Tensor) -> None:
-    """Give every active graph slot the first `counts` of its tokens [B, K + 1]."""
+    """Append the first `counts` of the tokens [B, K + 1] to every active graph slot."""
     granted, active = counts * graph_slots.active, graph_slots.active > 0
     graph_slots.emitted.copy_(torch.cat([granted.unsqueeze(1), tokens, depths], dim=1))
     graph_slots.tokens.copy_(torch.where(active.unsqueeze(1), tokens, graph_slots.tokens))
