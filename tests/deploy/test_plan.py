@@ -250,9 +250,7 @@ class TestCommand:
     def test_a_head_in_another_layout_needs_a_place(self, run: Any) -> None:
         answer = run("deploy", "plan", "--engine", "trtllm")
         assert answer.code == 2
-        assert "is not laid out as TensorRT-LLM reads it (tensor layers.0.hidden_norm.weight); give --out DIR" in (
-            answer.err
-        )
+        assert "is not in a layout of TensorRT-LLM (tensor layers.0.hidden_norm.weight); give --out DIR" in (answer.err)
 
     def test_a_hub_id_is_planned_without_a_download(self, run: Any) -> None:
         answer = run("deploy", "plan", MODEL, "--engine", "sglang", "--method", "eagle3", "--draft", HEAD)
@@ -299,7 +297,7 @@ class TestCommand:
         assert answer.err == (
             f"note: {INFRASTRUCTURE}\n"
             "note: --ssl-certfile: left out, since Dynamo's frontend is the server\n"
-            "note: Dynamo's frontend asks for no API key; put a proxy before it\n"
+            "note: Dynamo's frontend requires no API key; put a proxy before it\n"
         )
 
     def test_keys_are_not_printed(self, run: Any) -> None:

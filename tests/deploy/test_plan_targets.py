@@ -152,7 +152,7 @@ def test_dynamo() -> None:
     assert (
         TARGETS["dynamo"](launch("vllm", cuda_graphs=False))
         == """#!/bin/bash
-# etcd (port 2379) and NATS (port 4222) must run; ETCD_ENDPOINTS and NATS_SERVER say where, if not on this host.
+# etcd (port 2379) and NATS (port 4222) must run; set ETCD_ENDPOINTS and NATS_SERVER if they run on another host.
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
 python -m dynamo.frontend --http-host=127.0.0.1 --http-port=8000 &

@@ -95,7 +95,7 @@ def test_logprobs_stops_and_forms(pair: Stack, llm: LLM) -> None:
 def test_what_a_worker_cannot_do_is_said(pair: Stack) -> None:
     answer = pair.post("completions", {"prompt": "Once upon", "n": 2})
     assert answer.status_code == 400
-    assert answer.json()["message"].startswith("n: got 2, which this worker does not offer")
+    assert answer.json()["message"].startswith("n: got 2, which this worker does not support")
     answer = pair.post("completions", {"prompt": [1, 2, 99999], "max_tokens": 3})
     assert answer.status_code == 400
 

@@ -1,1 +1,1 @@
-"""Deployments over several hosts: what each must have, the commands that start them, and how they end."""
+"""Deployment over several hosts: checks of the hosts, start commands, and shutdown."""

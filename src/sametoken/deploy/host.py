@@ -1,4 +1,4 @@
-"""Facts of one host for a deployment: `python -m sametoken.deploy.host` answers a query in JSON."""
+"""Facts of one host for a deployment; `python -m sametoken.deploy.host` reads a query and prints facts, in JSON."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class HostQuery(NamedTuple):
     """Query to a host.
 
     Attributes:
-        model, revision: the target, which is downloaded if it is a Hub id.
-        ports: that must be free.
-        environment: variables that the ranks will have.
+        model: directory or Hub id of the target; a Hub id is downloaded.
+        revision: revision on the Hub.
+        ports: ports that must be free.
+        environment: environment variables of the ranks.
     """
 
     model: str
@@ -37,10 +38,12 @@ class HostFacts(NamedTuple):
     """Facts of a host.
 
     Attributes:
-        facts: what must be equal on all ranks.
-        digest: of the model's files, "" with the reason in `problem`.
-        free: bytes of memory.
-        interfaces: names. taken: ports of those asked for that are in use.
+        facts: values that must be equal on all ranks, by name.
+        digest: digest of the model's files; "" if the model is not usable.
+        problem: reason for an empty digest.
+        free: available memory in bytes.
+        interfaces: names of the network interfaces.
+        taken: ports of the query that are in use.
     """
 
     facts: dict[str, str]
@@ -52,7 +55,7 @@ class HostFacts(NamedTuple):
 
 
 def examine(question: HostQuery) -> HostFacts:
-    """This host's answer."""
+    """Return the facts of this host."""
     digest = problem = ""
     try:
         digest = model_digest(target_directory(question.model, question.revision))
@@ -70,7 +73,7 @@ def _free(port: int) -> bool:
 
 
 def main() -> None:
-    """The whole process. The question comes by standard input, because a command line is seen by every user."""
+    """Read a query from standard input and print the facts; a command line would be visible to every user."""
     question = HostQuery(*json.load(sys.stdin))
     os.environ.update(question.environment)
     answer: list[Any] = list(examine(question))

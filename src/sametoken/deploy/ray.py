@@ -1,4 +1,4 @@
-"""Jobs of Ray: actors that answer shards, tasks that write hidden states, and a training with a task for each node."""
+"""Ray jobs: synthesis of shards by actors, hidden states by actors, and training with one task per node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sametoken.deploy.shards import ShardServer, ShardWork
 from sametoken.deploy.start import end_with_parent
 from sametoken.errors import ConfigError, SametokenError
 
-REACHED_S = 10.0  # that a head node may take to take a connection
-ATTEMPTS = 3  # of a training whose nodes die
+REACHED_S = 10.0  # time limit of a connection to the head node, and of the reservation of nodes, in seconds
+ATTEMPTS = 3  # most starts of a training whose nodes fail
 Tell = Callable[[str], object]
 
 
@@ -24,9 +24,10 @@ class RayWorkers(NamedTuple):
     """Workers that a job requests from Ray.
 
     Attributes:
-        address: HOST:PORT of the head node; None finds the cluster of this machine or of RAY_ADDRESS.
-        number: workers at a time; None is one for each node.
-        cpus, gpus: of a worker.
+        address: HOST:PORT of the head node; None selects the cluster of RAY_ADDRESS or of this machine.
+        number: number of concurrent workers; None is one per node.
+        cpus: CPUs of a worker.
+        gpus: GPUs of a worker.
     """
 
     address: str | None
@@ -36,12 +37,12 @@ class RayWorkers(NamedTuple):
 
     @property
     def needs(self) -> dict[str, float]:
-        """Resources of one worker, by Ray's names."""
+        """Resources of one worker, as options of Ray."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
 
 class Ended(NamedTuple):
-    """Exit code of a command for a shard or a part, and the node where it ran."""
+    """Exit code of the command for a shard or a part, and name of the node where the command ran."""
 
     number: int
     code: int
@@ -49,14 +50,14 @@ class Ended(NamedTuple):
 
 
 class ShardAnswerer:
-    """An actor: a server on its node, and the shards that Ray gives it. Where the server ends, it is started again."""
+    """Actor with a server on its node, which answers shards; a server that ended is started again once per shard."""
 
     def __init__(self, work: ShardWork) -> None:
         self._work = work
         self._server = ShardServer(work, _say)
 
     def run(self, number: int) -> Ended:
-        """Answer a shard."""
+        """Answer shard `number`."""
         try:
             return Ended(number, self._server.answer(number), socket.gethostname())
         except SametokenError as error:
@@ -67,12 +68,12 @@ class ShardAnswerer:
 
 
 def synthesize(workers: RayWorkers, work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
-    """Answer shards that are not done; the largest exit code of `sametoken synthesize`.
+    """Answer the shards that are not complete; return the largest exit code of `sametoken synthesize`.
 
-    An actor that dies is started again, and what it was about is done again.
+    Ray restarts an actor that failed and repeats its shard.
 
     Raises:
-        SametokenError: Ray cannot be reached or has too little, or a server does not start.
+        SametokenError: Ray cannot be reached or has too few resources, or a server does not start.
     """
     left = work.left(numbers, tell)
     if not left:
@@ -83,24 +84,24 @@ def synthesize(workers: RayWorkers, work: ShardWork, numbers: Sequence[int], tel
 
 
 class PartWriter:
-    """An actor: parts of the hidden states, each written by a command."""
+    """Actor that writes parts of the hidden states, one command for each part."""
 
     def __init__(self, words: Sequence[str], parts: int) -> None:
         self._words, self._parts = words, parts
 
     def run(self, number: int) -> Ended:
-        """Write a part."""
+        """Write part `number`."""
         return Ended(number, _command([*self._words, "--shard", f"{number}/{self._parts}"]), socket.gethostname())
 
 
 def prepare(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
-    """Write hidden states, a part by each worker; the largest exit code.
+    """Write hidden states, one part per worker; return the largest exit code.
 
     Args:
-        words: of `python -m`, without the part.
+        words: arguments of `python -m`, without the number of the part.
 
     Raises:
-        SametokenError: Ray cannot be reached or has too little.
+        SametokenError: Ray cannot be reached or has too few resources.
     """
     with _connected(workers) as count:
         return _mapped(PartWriter, (words, count), range(count), workers, count, "part", tell)
@@ -110,9 +111,9 @@ def _mapped(
     actor: type, arguments: tuple[Any, ...], numbers: Sequence[int], workers: RayWorkers, count: int, what: str,
     tell: Tell,
 ) -> int:  # fmt: skip
-    """Give numbers to a pool of actors, each free one gets the next; return the largest exit code.
+    """Distribute numbers over a pool of actors, the next one to each free actor; return the largest exit code.
 
-    Ray starts an actor that died again, on another node if need be, and repeats its call.
+    Ray restarts an actor that failed, if necessary on another node, and repeats its call.
     """
     import ray
     from ray.util import ActorPool
@@ -128,20 +129,20 @@ def _mapped(
             worst = max(worst, ended.code)
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise SametokenError(f"the job of Ray failed: {reason}; the output of its workers says more") from error
+        raise SametokenError(f"the job of Ray failed: {reason}; see the output of its workers") from error
     return worst
 
 
 def train(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
-    """Train with torchrun on as many nodes as there are workers; the first exit code that is not 0.
+    """Train with torchrun on as many nodes as workers; return the first exit code that is not 0, else 0.
 
-    Where a node dies, all begin again, at most `ATTEMPTS` times in all; training goes on from its last checkpoint.
+    If a node fails, all nodes start again, at most `ATTEMPTS` times in all; training resumes from its last checkpoint.
 
     Args:
-        words: of `python -m`.
+        words: arguments of `python -m`.
 
     Raises:
-        SametokenError: Ray cannot be reached or has too little, or nodes died too often.
+        SametokenError: Ray cannot be reached or has too few resources, or a node failed in each attempt.
     """
     with _connected(workers) as count:
         import ray
@@ -152,7 +153,7 @@ def train(workers: RayWorkers, words: Sequence[str], tell: Tell) -> int:
             except ray.exceptions.RayError as error:
                 reason = str(error).strip().splitlines()[0]
                 tell(f"attempt {attempt} of {ATTEMPTS} ended: {reason}")
-        raise SametokenError(f"a node died in each of {ATTEMPTS} attempts; the same command goes on from a checkpoint")
+        raise SametokenError(f"a node failed in each of {ATTEMPTS} attempts; run the command again to resume")
 
 
 def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) -> int:
@@ -164,7 +165,7 @@ def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) 
     group = placement_group([needs] * count, strategy="STRICT_SPREAD")
     try:
         if not group.wait(REACHED_S):
-            raise ConfigError(f"Ray has no {count} nodes free with {needs} each; lower --workers")
+            raise ConfigError(f"Ray has fewer than {count} free nodes with {needs} each; lower --workers")
 
         def task(function: Callable[..., Any], node: int) -> Any:
             placed = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=node)
@@ -181,11 +182,11 @@ def _trained(workers: RayWorkers, words: Sequence[str], count: int, tell: Tell) 
                 return int(code)
         return 0
     finally:
-        remove_placement_group(group)  # with the tasks that are left in it
+        remove_placement_group(group)  # ends the tasks that still run in it
 
 
 def _meeting() -> tuple[str, int]:
-    """An address and a port of this node that others reach."""
+    """Address of this node for other nodes, and a free port."""
     import ray.util
 
     with socket.create_server(("", 0)) as probe:
@@ -193,7 +194,7 @@ def _meeting() -> tuple[str, int]:
 
 
 def _command(words: Sequence[str]) -> int:
-    """Run `python -m WORDS` on this node, and end it when this worker ends; its exit code."""
+    """Run `python -m WORDS` on this node, end the command when this worker ends, and return its exit code."""
     words = [sys.executable, "-m", *words]
     _say(shlex.join(words))
     return subprocess.run(words, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent(), check=False).returncode
@@ -205,10 +206,10 @@ def _say(line: str) -> None:
 
 @contextmanager
 def _connected(workers: RayWorkers) -> Iterator[int]:
-    """A connection to the cluster, and how many workers there will be.
+    """Connect to the cluster and yield the number of workers.
 
     Raises:
-        ConfigError: Ray is not installed, does not answer, or has too little for the workers.
+        ConfigError: Ray is not installed, cannot be reached, or has too few resources for the workers.
     """
     try:
         import ray
@@ -239,7 +240,7 @@ def _check_address(address: str | None) -> None:
 
 
 def _fitting(workers: RayWorkers, has: Mapping[str, float], nodes: int) -> int:
-    """The number of workers. Raises ConfigError if the cluster has too little for them."""
+    """Number of workers. Raises ConfigError if the cluster has too few CPUs or GPUs for them."""
     count = workers.number or nodes
     for name, each in (("CPU", workers.cpus), ("GPU", workers.gpus)):
         if (needed := count * each) > (found := has.get(name, 0)):

@@ -1,6 +1,6 @@
-"""One machine's part of a synthesis: a server of its own, and the shards of conversations that it answers.
+"""Part of one machine in a synthesis: a server on the machine, and the shards of conversations that it answers.
 
-Shards and answers are files that all machines share. A shard is done when its answers end with a line that says so.
+Shards and answers are files that all machines share. A shard is complete when its answers end with the line `FINISHED`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from sametoken.errors import ConfigError, SametokenError
 from sametoken.files import make_directory
 
 ANSWERS = "output-{0:05d}-{0:05d}.jsonl"
-LOGS = "logs"  # beside the answers
-SERVER_STOP_S, ANSWERS_STOP_S = 30.0, 60.0  # after SIGTERM, before SIGKILL
-TAIL = 64  # bytes; more than the line that says that a shard is done
+LOGS = "logs"  # folder in the directory of the answers
+SERVER_STOP_S, ANSWERS_STOP_S = 30.0, 60.0  # seconds between SIGTERM and SIGKILL
+TAIL = 64  # bytes; longer than the line `FINISHED`
 PROGRAM = (sys.executable, "-m", "sametoken.cli")
 Tell = Callable[[str], object]
 
 
 class ShardWork(NamedTuple):
-    """Work of a synthesis, equal for every machine.
+    """Settings of a synthesis, equal on all machines.
 
     Attributes:
-        data, output: directories of the shards and of the answers.
-        serve: words of `sametoken serve` after its name, without address and port.
-        synthesize: words of `sametoken synthesize` after its name, without server and files.
-        port: of the server; 0 takes a free one.
-        startup: seconds that the server may take until it answers.
+        data: directory of the shards.
+        output: directory of the answers.
+        serve: arguments of `sametoken serve`, without address and port.
+        synthesize: arguments of `sametoken synthesize`, without server and files.
+        port: port of the server; 0 selects a free one.
+        startup: time limit of the server's start, in seconds.
     """
 
     data: Path
@@ -49,15 +50,15 @@ class ShardWork(NamedTuple):
     startup: float = 600.0
 
     def shard(self, number: int) -> Path:
-        """The conversations of a shard."""
+        """File of the conversations of a shard."""
         return self.data / FILE_NAME.format(number)
 
     def answers(self, number: int) -> Path:
-        """The answered conversations of a shard."""
+        """File of the answered conversations of a shard."""
         return self.output / ANSWERS.format(number)
 
     def left(self, numbers: Sequence[int], tell: Tell = lambda line: None) -> list[int]:
-        """The shards that are there and not done."""
+        """Numbers of the shards that exist and are not complete."""
         there = [number for number in numbers if self.shard(number).is_file()]
         if missing := [number for number in numbers if number not in there]:
             tell(f"{self.shard(missing[0])} is not there: {len(missing)} of {len(numbers)} shards are left out")
@@ -76,13 +77,14 @@ def done(answers: Path) -> bool:
 
 
 class ShardServer:
-    """A server on this machine that answers shards, until it is closed.
+    """Server on this machine that answers shards until it is closed.
 
     Args:
-        stopped: asked while it starts, and while it answers; True ends that.
+        stopped: function that returns True to end the start of the server or the shard in progress.
 
     Raises:
-        ConfigError: the port is taken. SametokenError: the server ended, or did not answer in time.
+        ConfigError: the port is in use.
+        SametokenError: the server ended, or did not start in time.
     """
 
     def __init__(self, work: ShardWork, tell: Tell, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -102,7 +104,7 @@ class ShardServer:
             raise
 
     def answer(self, number: int) -> int:
-        """Answer a shard; the exit code of `sametoken synthesize`.
+        """Answer a shard; return the exit code of `sametoken synthesize`.
 
         Raises:
             SametokenError: the server has ended.
@@ -121,7 +123,7 @@ class ShardServer:
             process.kill()
             process.wait()
         if (code := self._child.process.poll()) is not None:
-            raise SametokenError(f"the server ended with exit code {code}; the end of {self._child.log} says why")
+            raise SametokenError(f"the server ended with exit code {code}; see the end of {self._child.log}")
         return process.returncode
 
     def close(self) -> None:
@@ -130,11 +132,11 @@ class ShardServer:
 
 
 def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
-    """Answer shards that are not done, one after the other.
+    """Answer the shards that are not complete, in order.
 
     Returns:
-        0 where all are done, 128 and the number of the signal that ended this, else the first exit code that
-        `sametoken synthesize` had.
+        0 if all are complete, 128 plus the number of a signal that ended the work, else the first exit code of
+        `sametoken synthesize` that is not 0.
 
     Raises:
         SametokenError: the server did not start, or ended.
@@ -159,7 +161,7 @@ def answer_shards(work: ShardWork, numbers: Sequence[int], tell: Tell) -> int:
 
 
 def _free_port(wanted: int) -> int:
-    """A port that nobody uses; the one that is wanted unless that is 0."""
+    """Port `wanted`, or a free port if that is 0. Raises ConfigError if the port is in use."""
     try:
         with socket.create_server(("127.0.0.1", wanted)) as probe:
             return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Jobs of Slurm: their scripts, and how they are submitted, or run in an existing allocation."""
+"""Slurm jobs: their scripts, submission of a new job, and execution in an existing allocation."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from sametoken.errors import ConfigError
 from sametoken.files import make_directory
 
 JOB = "SLURM_JOB_ID"
-ANSWERS_S = 60.0  # that Slurm's controller may take
+ANSWERS_S = 60.0  # time limit of a reply of Slurm's controller, in seconds
 
 
 class Allocation(NamedTuple):
     """Nodes on which a job runs.
 
     Attributes:
-        nodes: their names as Slurm writes them, n[1-4] for example; or how many, for a new job.
-        job: number of the job whose allocation is used, None for a new job.
-        sbatch, srun: further words for both.
+        nodes: names of the nodes as Slurm writes them, for example n[1-4]; or their number, for a new job.
+        job: number of the job whose allocation is used; None for a new job.
+        sbatch: further arguments of sbatch.
+        srun: further arguments of srun.
         wait: wait until a new job ends.
     """
 
@@ -42,19 +43,21 @@ class Allocation(NamedTuple):
         return self.nodes is not None and not self.nodes.isdigit()
 
     def script(self, job: str, command: Sequence[str], output: Path, **values: Any) -> str:
-        """Script of a job, "synthesize", "prepare" or "train".
+        """Script of a job.
 
         Args:
-            command: that each node runs. output: directory whose folder of logs is used.
-            values: further ones of the job's template.
+            job: "synthesize", "prepare" or "train".
+            command: command of each node.
+            output: directory; logs are written to its folder `LOGS`.
+            values: further values of the job's template.
 
         Raises:
-            ConfigError: Slurm does not take the path of the logs literally.
+            ConfigError: the path of the logs has a character that is special for Slurm.
         """
         logs = str(output / LOGS)
         if odd := sorted({each for each in logs if each in "\"'\\%" or not each.isprintable()}):
             found = " ".join(map(repr, odd))
-            raise ConfigError(f"{logs!r}: Slurm gives {found} in a path another meaning; use another folder")
+            raise ConfigError(f"{logs!r}: {found} is special for Slurm in a path; use another folder")
         own = {
             "name": job, "logs": logs, "command": tuple(command), "named": self.named, "sbatch": self.sbatch,
             "nodes": self.nodes or 1, "where": shlex.quote(str(self.nodes)) if self.named else '"$SLURM_JOB_NODELIST"',
@@ -64,13 +67,13 @@ class Allocation(NamedTuple):
 
 
 def run(where: Allocation, script: str, file: Path, tell: Callable[[str], object]) -> int:
-    """Write a script, and run it in the allocation or submit it.
+    """Write a script to `file`, and run it in the allocation or submit it.
 
     Returns:
-        The script's exit code where this waits for it, else 0.
+        Exit code of the script if the job is waited for, else 0.
 
     Raises:
-        ConfigError: Slurm is not there or does not answer, there is no such job, or it refuses the script.
+        ConfigError: Slurm is not installed or does not respond, the job does not run, or sbatch refuses the script.
     """
     _check(where)
     make_directory(file.parent)
@@ -91,12 +94,12 @@ def _submit(where: Allocation, file: Path, tell: Callable[[str], object]) -> int
             tell(f"job {number} is submitted: {file}; its logs are in {file.parent}")
         code = process.wait()
     if not number:
-        raise ConfigError(f"sbatch ended with exit code {code}, and its words above say why; see {file}")
+        raise ConfigError(f"sbatch ended with exit code {code}; see its message above and {file}")
     return code
 
 
 def _check(where: Allocation) -> None:
-    """Refuse to go on without a controller that answers, and the job where one is named."""
+    """Raise ConfigError unless Slurm's controller responds and a stated job runs."""
     for program in ("sbatch", "srun", "scontrol", "squeue"):
         if shutil.which(program) is None:
             raise ConfigError(

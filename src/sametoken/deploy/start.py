@@ -1,4 +1,4 @@
-"""Another engine's server as a child of this process, which ends with it."""
+"""Server of another engine as a child process, which ends with this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from types import FrameType
 
 from sametoken.errors import ConfigError, SametokenError
 
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see keys
-SHOWN = 30  # last lines of a log
-KILL_S = 10.0  # between SIGKILL to the server and to its group
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without a proxy, which could read API keys
+SHOWN = 30  # number of printed lines at the end of a log
+KILL_S = 10.0  # time limit of the server's end after SIGKILL, in seconds
 DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def end_with_parent() -> Callable[[], object]:
-    """Function that a child calls before it begins, so that it gets SIGTERM when the thread that started it ends."""
+    """Function for `preexec_fn`: the kernel sends SIGTERM to the child when the thread that started it ends."""
     libc = ctypes.CDLL(None)
     return lambda: libc.prctl(DEATH_SIGNAL, signal.SIGTERM)
 
@@ -33,13 +33,15 @@ def wait_for(
     process: subprocess.Popen[bytes], name: str, url: str, seconds: float, stopped: Callable[[], bool],
     reason: Callable[[], str],
 ) -> bool:  # fmt: skip
-    """Wait until a URL answers with 200; False if `stopped` came before.
+    """Wait until a URL replies with status 200; return False if `stopped` returned True before.
 
     Args:
-        name: of the process, for errors. reason: end of the error of a process that ended.
+        name: name of the process in errors.
+        seconds: time limit.
+        reason: function that returns the end of an error message.
 
     Raises:
-        SametokenError: the process ended, or did not answer in time.
+        SametokenError: the process ended, or did not reply in time.
     """
     end = time.monotonic() + seconds
     while not stopped():
@@ -55,10 +57,12 @@ def wait_for(
 
 @contextmanager
 def noted_signals(then: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
-    """Numbers of the signals that would end this process, as they come; under nohup SIGHUP stays ignored.
+    """Record the signals that would end this process, and yield the growing list of their numbers.
+
+    SIGHUP stays ignored under nohup.
 
     Args:
-        then: called after each.
+        then: function to call after each signal.
     """
     signals: list[int] = []
 
@@ -76,10 +80,13 @@ def noted_signals(then: Callable[[], object] = lambda: None) -> Iterator[list[in
 
 
 class Child:
-    """A server in a process group of its own, whose output goes to a log."""
+    """Server in a process group of its own, with its output in a log.
+
+    Raises:
+        ConfigError: the program cannot be started.
+    """
 
     def __init__(self, words: Sequence[str], log: Path, environment: dict[str, str]) -> None:
-        """Raise ConfigError if there is no such program."""
         self.words, self.log = words, log
         with log.open("wb") as output:
             try:
@@ -94,11 +101,11 @@ class Child:
                 ) from error
 
     def wait_for(self, url: str, seconds: float, stopped: Callable[[], bool]) -> bool:
-        """Wait as `wait_for` does; its errors come with the end of the log."""
+        """Call `wait_for`, with the end of the log in errors."""
         return wait_for(self.process, self.words[0], url, seconds, stopped, self._last)
 
     def end(self, seconds: float) -> int:
-        """Terminate the server, kill it and its group after `seconds`; return its exit code."""
+        """Terminate the server, kill its process group after `seconds`, and return its exit code."""
         with suppress(ProcessLookupError):
             self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -115,19 +122,19 @@ class Child:
 def start(
     words: Sequence[str], files: dict[str, str], port: int, times: tuple[float, float], tell: Callable[[str], object]
 ) -> int:
-    """Run a server until it ends or a signal does.
+    """Run a server until it ends, or until this process gets a signal.
 
     Args:
-        words: the command; a word that is a name in `files` becomes the path of that file.
-        files: contents by name.
-        port: where /health answers.
-        times: seconds to start, and seconds that open requests may go on after a signal.
+        words: command; a word that is a key of `files` is replaced by the path of that file.
+        files: contents of temporary files by name.
+        port: port of the server, with the path /health.
+        times: time limits of the start, and of open requests after a signal, in seconds.
 
     Returns:
-        The server's exit code; 0 after a signal.
+        Exit code of the server; 0 after a signal.
 
     Raises:
-        SametokenError: it did not start.
+        SametokenError: the server did not start.
     """
     with tempfile.TemporaryDirectory(prefix="sametoken-") as folder, noted_signals() as signals:
         for name, text in files.items():

@@ -1,4 +1,4 @@
-"""One model on two hosts, from the checks of both over mpirun and a first chat to the end."""
+"""One model on two hosts: checks of both hosts, start of the ranks by mpirun, a first chat, and shutdown."""
 
 from __future__ import annotations
 
@@ -29,25 +29,30 @@ from sametoken.parallel.key import KEY as RANK_KEY
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 FORWARDED = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "SAMETOKEN_", "OMP_NUM_THREADS", "PYTHONPATH", "PATH")
-PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")  # variables that a printed question needs; none is secret
+PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")  # variables of a printed query; none is secret
 KEYS_VARIABLE = "SAMETOKEN_API_KEY"
-CHECK_S, READY_S, CHAT_S, END_S = 600.0, 3600.0, 300.0, 10.0  # a check may download the model; loading may take long
+# Time limits in seconds: check of a host, which may download the model; loading; first chat; end of mpirun.
+CHECK_S, READY_S, CHAT_S, END_S = 600.0, 3600.0, 300.0, 10.0
 CHAT = {"messages": [{"role": "user", "content": "Paris is great because"}], "max_tokens": 64}
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on two hosts.
+    """Model on two hosts.
 
     Attributes:
-        hosts: their addresses; the first is this machine, where rank 0 runs.
-        interface: that joins them, None for the one that leads to the first host.
-        serve: the words of `sametoken serve` after its name, the number of ranks not among them.
+        hosts: addresses of the hosts; the first is this machine, with rank 0.
+        interface: network interface between the hosts; None selects the one with the route to the first host.
+        model: directory or Hub id of the target.
+        revision: revision on the Hub.
+        serve: arguments of `sametoken serve`, without the number of ranks.
         needed: bytes of weights on each host.
-        address, port: where the server is asked. meeting: the port where the ranks meet.
-        keys: of the server, none where it asks for none.
-        drain: seconds that rank 0 may take to end after a signal.
-        rank_key: by which the ranks know each other: the one of the environment, or a new one.
+        address: address of the server for requests.
+        port: port of the server.
+        meeting: port at which the ranks connect.
+        keys: API keys of the server; () if it requires none.
+        drain: time limit of open requests after a signal, in seconds.
+        rank_key: key that authenticates the ranks: from the environment, or a new one.
     """
 
     hosts: tuple[str, str]
@@ -65,14 +70,14 @@ class Deployment:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables that go to both hosts."""
+        """Environment variables that are forwarded to both hosts."""
         found = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
         keys = {KEYS_VARIABLE: ",".join(self.keys)} if self.keys else {}
         return found | self.stated | keys | {RANK_KEY: self.rank_key}
 
     @property
     def stated(self) -> dict[str, str]:
-        """Those of them that the deployment itself states and that are no secret."""
+        """Variables that the deployment sets, without secrets."""
         stated = {"MASTER_ADDR": self.hosts[0], "MASTER_PORT": str(self.meeting)}
         return stated | ({} if self.interface is None else {"GLOO_SOCKET_IFNAME": self.interface})
 
@@ -85,7 +90,7 @@ class Deployment:
         return HostQuery(self.model, self.revision, [self.port, self.meeting] if rank == 0 else [], self.environment)
 
     def check(self, rank: int) -> list[str]:
-        """The command that asks a host; the question goes to its standard input."""
+        """Command that examines a host; its standard input is the query."""
         examine = [sys.executable, "-m", "sametoken.deploy.host"]
         if rank == 0:
             return examine
@@ -93,7 +98,7 @@ class Deployment:
         return [*SSH, self.hosts[rank], shlex.join([*(["env", f"PYTHONPATH={path}"] if path else []), *examine])]
 
     def launch(self, hostfile: str) -> list[str]:
-        """The command that starts both ranks; values of variables stay off the command line."""
+        """Command that starts both ranks, without values of environment variables."""
         forwarded = [part for name in sorted(self.environment) for part in ("-x", name)]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         network = ["--mca", "oob_tcp_if_include", self.interface] if self.interface else []
@@ -105,11 +110,11 @@ class Deployment:
 
     @property
     def hostfile(self) -> str:
-        """The contents of mpirun's hostfile."""
+        """Contents of mpirun's hostfile."""
         return "".join(f"{host} slots=1\n" for host in self.hosts)
 
     def commands(self) -> list[str]:
-        """Every command, as a user would type it; values of other variables than PLACES stay out."""
+        """Lines of a script with all commands, without values of variables other than `PLACES`."""
         places = {name: value for name, value in self.environment.items() if name in PLACES}
         asked = [(json.dumps(self.question(rank)._replace(environment=places)), self.check(rank)) for rank in (0, 1)]
         values = {
@@ -125,20 +130,24 @@ class Deployment:
 
 
 def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
-    """Check both hosts, start the ranks, ask for a first chat, and wait.
+    """Check both hosts, start the ranks, send a first chat, and wait for the end.
 
     Returns:
-        The exit code of mpirun; 128 and the number of the signal that came before the server answered or ended mpirun.
+        Exit code of mpirun; 128 plus the number of a signal that ended mpirun or came before the server was ready.
 
     Raises:
-        ConfigError: a host cannot be used as it is. SametokenError: the ranks ended before the server answered.
+        ConfigError: a host does not pass its checks.
+        SametokenError: the ranks ended before the server was ready.
     """
     check_hosts(plan, [asked(plan, rank) for rank in (0, 1)])
     tell(f"{' and '.join(plan.hosts)}: same versions, same files, enough memory for {plan.needed / 1e9:.2f} GB each")
-    serving: list[subprocess.Popen[bytes]] = []  # mpirun, once the server answers
+    serving: list[subprocess.Popen[bytes]] = []  # mpirun, after the server is ready
 
     def finish() -> None:
-        """Let open requests end, at the second call at once: mpirun passes SIGUSR1 on, and kills after SIGTERM."""
+        """Send SIGUSR1, which mpirun forwards: the first one drains requests, the second ends them.
+
+        After SIGTERM mpirun would kill the ranks.
+        """
         for job in serving:
             job.send_signal(signal.SIGUSR1)
 
@@ -147,7 +156,7 @@ def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
         file.write_text(plan.hostfile)
         job = subprocess.Popen(plan.launch(str(file)), env={**os.environ, **plan.environment}, start_new_session=True)
         try:
-            health, hint = f"{plan.url}/health", "; its output says why"
+            health, hint = f"{plan.url}/health", "; see its output"
             if wait_for(job, "mpirun", health, READY_S, lambda: bool(signals), lambda: hint):
                 serving.append(job)
                 _first_chat(plan, signals, tell)
@@ -159,14 +168,16 @@ def deploy(plan: Deployment, tell: Callable[[str], object]) -> int:
 
 
 def asked(plan: Deployment, rank: int) -> HostFacts:
-    """Facts of a host. Raises ConfigError if it does not answer."""
+    """Facts of the host of a rank. Raises ConfigError if the host cannot be examined."""
     host, command = plan.hosts[rank], plan.check(rank)
     try:
         done = subprocess.run(
             command, input=json.dumps(plan.question(rank)), text=True, capture_output=True, timeout=CHECK_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"{host} cannot be asked: {error}; check that ssh is installed and {host} answers") from error
+        raise ConfigError(
+            f"{host} cannot be examined: {error}; check that ssh is installed and {host} is reachable"
+        ) from error
     if done.returncode == 255 and rank:
         raise ConfigError(
             f"ssh {host} failed: {done.stderr.strip() or 'no reason given'}; expected a login without password: "
@@ -181,7 +192,7 @@ def asked(plan: Deployment, rank: int) -> HostFacts:
 
 
 def check_hosts(plan: Deployment, found: Sequence[HostFacts]) -> None:
-    """Refuse hosts that could not serve the model together. Raises ConfigError with the first reason."""
+    """Raise ConfigError with the first reason for which the hosts cannot serve the model together."""
     for host, each in zip(plan.hosts, found, strict=True):
         if each.problem:
             raise ConfigError(f"{host} has no usable {plan.model}: {each.problem}")
@@ -221,7 +232,7 @@ def is_own(address: str) -> bool:
 
 
 def _end(job: subprocess.Popen[bytes], drain: float) -> None:
-    """End mpirun, which ends the ranks, unless it ends within `drain` seconds."""
+    """Terminate mpirun, and with it the ranks, unless mpirun ends within `drain` seconds."""
     with suppress(subprocess.TimeoutExpired):
         job.wait(drain)
     if job.poll() is None:
@@ -234,8 +245,9 @@ def _end(job: subprocess.Popen[bytes], drain: float) -> None:
 
 
 def _first_chat(plan: Deployment, signals: Sequence[int], tell: Callable[[str], object]) -> None:
-    """Print the server's answer to a first chat, or the reason for none; a refusal ends nothing, since other requests
-    may be served.
+    """Print the server's answer to a first chat, or the reason for none.
+
+    A refused chat does not end the deployment: the server may be able to serve other requests.
 
     Raises:
         SametokenError: the server failed.
@@ -256,8 +268,6 @@ def _first_chat(plan: Deployment, signals: Sequence[int], tell: Callable[[str], 
         if signals:
             return
         if not isinstance(getattr(error, "reason", error), TimeoutError):
-            raise SametokenError(
-                f"{url} broke off the first chat: {error}; the output of the ranks says why"
-            ) from error
+            raise SametokenError(f"{url} broke off the first chat: {error}; see the output of the ranks") from error
         said = f"{url} did not answer the first chat within {CHAT_S:g} s; the server goes on"
     tell(said)

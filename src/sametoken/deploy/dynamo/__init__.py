@@ -1,1 +1,1 @@
-"""Our engine as a worker of NVIDIA Dynamo; `python -m sametoken.deploy.dynamo` starts one."""
+"""Engine as a worker of NVIDIA Dynamo, started by `python -m sametoken.deploy.dynamo`."""

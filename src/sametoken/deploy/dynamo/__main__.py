@@ -1,4 +1,4 @@
-"""`python -m sametoken.deploy.dynamo`, as Dynamo's own workers are started: the command `sametoken deploy dynamo`."""
+"""`python -m sametoken.deploy.dynamo`, in the form of Dynamo's own workers: the command `sametoken deploy dynamo`."""
 
 from __future__ import annotations
 

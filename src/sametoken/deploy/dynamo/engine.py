@@ -1,7 +1,7 @@
-"""Our engine as a Dynamo worker: the methods that the unified backend calls, KV events, and the life of the process.
+"""Engine as a Dynamo worker: methods for the unified backend, KV events, and start and end of the process.
 
-Admission, time limits and counters are those of `sametoken serve`. Nothing here imports Dynamo while it is loaded, so
-that it can be tested without.
+Admission, time limits and counters are those of `sametoken serve`. Dynamo is imported inside functions only, so that
+tests run without it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Served(NamedTuple):
     """Model that a worker serves.
 
     Attributes:
-        directory: with the tokenizer and configuration that the frontend needs.
-        name: name of the model for clients. `aliases`: further names.
+        directory: directory with tokenizer and configuration, for the frontend.
+        name: name of the model for clients.
+        aliases: further names.
     """
 
     directory: str
@@ -38,14 +39,15 @@ class Served(NamedTuple):
 
 
 class DynamoEngine:
-    """An engine for Dynamo's `Worker`, which calls everything on its event loop.
+    """Engine for Dynamo's `Worker`, which calls all methods on its event loop.
 
     Args:
-        open_llm: loads the models; called once, in a thread of its own.
-        served: names and place of the model. `config`: limits of admission and time.
+        open_llm: function that loads the models; called once, in a thread.
+        served: names and directory of the model.
+        config: limits of admission and time.
 
     Attributes:
-        failure: what the engine could not start with or ended with, None while all is well.
+        failure: error that prevented the start or ended the engine; None if there was none.
     """
 
     def __init__(self, open_llm: Callable[[], LLM], served: Served, config: ServerConfig) -> None:
@@ -59,7 +61,7 @@ class DynamoEngine:
         self._probes: set[asyncio.Future[None]] = set()
 
     async def start(self, worker_id: int) -> Any:
-        """Load the models; return what the frontend is told of them."""
+        """Load the models; return Dynamo's `EngineConfig` with their description for the frontend."""
         from dynamo.common.backend import EngineConfig, LlmRegistration
 
         try:
@@ -87,7 +89,7 @@ class DynamoEngine:
 
     def _warm(self) -> LLM:
         llm = self._open()
-        llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # what is measured or compiled once
+        llm.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # first-run measurements and compilation
         llm.engine.reports.append(lambda report: self._publish_load())
         return llm
 
@@ -97,13 +99,13 @@ class DynamoEngine:
         return self._worker
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
-        """Chunks of one request, which ends at once when its context is stopped."""
+        """Chunks of one request, which ends immediately when its context is stopped."""
         try:
             job = await self._taken(request, context.id())
         except (SametokenError, ApiError) as error:
             raise as_dynamo(error) from error
         stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-        stopped.add_done_callback(lambda _: self._finish(job))  # Dynamo does not resume a stream that it has stopped
+        stopped.add_done_callback(lambda _: self._finish(job))  # Dynamo does not resume a stopped stream
         try:
             async for chunk in job.chunks:
                 job.saw(chunk)
@@ -116,10 +118,10 @@ class DynamoEngine:
             stopped.cancel()
 
     async def _taken(self, request: Mapping[str, Any], key: str) -> Job:
-        """The request in the queue of the engine."""
+        """Add the request to the queue of the engine."""
         llm = self.worker.llm
         params = sampling_of(request, llm.default_sampling, llm.tokenizer.eos_ids, key)
-        if params.structured_outputs is not None:  # to compile a grammar takes long
+        if params.structured_outputs is not None:  # compilation of a grammar is slow
             made = await asyncio.to_thread(llm.make_requests, request["token_ids"], params)
         else:
             made = llm.make_requests(request["token_ids"], params)
@@ -131,7 +133,7 @@ class DynamoEngine:
             self._prompts += len(first.prompt_ids)
             self._reused += first.cached_tokens
         job.close()
-        if self.worker.engine.alive:  # pages of a cancelled request are free before the next step
+        if self.worker.engine.alive:  # the pages of a cancelled request are free without a further step
             probe = asyncio.ensure_future(self.worker.engine.call(self._publish_load))
             self._probes.add(probe)
             probe.add_done_callback(self._probed)
@@ -139,10 +141,10 @@ class DynamoEngine:
     def _probed(self, probe: asyncio.Future[None]) -> None:
         self._probes.discard(probe)
         if not probe.cancelled():
-            probe.exception()  # the engine ended meanwhile, which its streams are told
+            probe.exception()  # the engine ended; the error is retrieved here and delivered by the streams
 
     async def kv_event_sources(self) -> list[Any]:
-        """One source: the prefix cache of the engine."""
+        """Sources of KV events: the prefix cache of the engine."""
         from dynamo.common.backend.publisher import PushSource
 
         def ready(publisher: Any) -> None:
@@ -151,15 +153,15 @@ class DynamoEngine:
         return [PushSource(on_ready=ready, dp_rank=0)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One engine is one rank."""
+        """Data-parallel ranks: one, for the one engine."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Dynamo's publisher of loads, for the router and the gauges."""
+        """Set Dynamo's publisher of loads, for the router and the gauges."""
         self._loads = publisher
 
     def _publish_load(self) -> None:
-        """Publish how full the cache is to the router, if that changed; called on the engine's thread."""
+        """Publish the number of used pages to the router if it changed; called on the engine's thread."""
         if self._loads is None or self._worker is None:
             return
         from dynamo.common.backend.publisher import ComponentSnapshot
@@ -172,25 +174,25 @@ class DynamoEngine:
         self._loads.publish(0, ComponentSnapshot(load.pages_used, load.pages, load.pages_used / load.pages, 0, share))
 
     async def register_prometheus(self, metrics: Any) -> None:
-        """Add our metrics, those of speculation among them, to the worker's."""
+        """Add the metrics of the engine, with those of speculation, to the worker's."""
         from dynamo.common.backend.metrics import register_engine_registry
 
         register_engine_registry(metrics, self._metrics.registry, prefix_filters=[PREFIX, VLLM])
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """One token, where Dynamo is told to probe an idle worker."""
+        """Request of one token, by which Dynamo can probe an idle worker."""
         from dynamo.common.backend.health_check import build_health_check_payload
 
         payload: dict[str, Any] = build_health_check_payload(0)
         return payload
 
     def _fail(self) -> None:
-        """End the process as SIGTERM does, for the engine has failed; called by its thread."""
+        """End the process by SIGTERM after a failure of the engine; called on the engine's thread."""
         self.failure = self.worker.engine.failure
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def cleanup(self) -> None:
-        """End the engine; what still streams ends with an error that lets it migrate. May be called twice."""
+        """End the engine; open streams end with an error after which they migrate. May be called twice."""
         if self._worker is not None:
             self._worker.llm.engine.scheduler.blocks.listener = None
             self._loads = None
@@ -199,7 +201,7 @@ class DynamoEngine:
 
 
 class Publisher(Protocol):
-    """The part of Dynamo's `KvEventPublisher` that is used."""
+    """Methods of Dynamo's `KvEventPublisher` that are called here."""
 
     def publish_stored(
         self, token_ids: list[int], num_block_tokens: list[int], block_hashes: list[int], parent_hash: int | None
@@ -209,42 +211,55 @@ class Publisher(Protocol):
 
 
 class PageEvents:
-    """Listener of the block manager that passes its events to a publisher, on the engine's thread.
+    """Listener of the block manager that forwards its events to a publisher, on the engine's thread.
 
-    A page is offered once it is full and all its tokens are committed, so no rejected guess is ever in an event.
+    A page is reusable once it is full and all its tokens are committed, so an event never has a rejected guess.
     """
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
     def stored(self, digest: bytes, parent: bytes, tokens: Sequence[int]) -> None:
-        """A page is offered; `parent` is the digest of the page before it, b"" for the first."""
+        """Publish a page that became reusable.
+
+        Args:
+            digest: digest of the page.
+            parent: digest of the page before it, b"" for the first.
+            tokens: token ids of the page.
+        """
         parent_hash = hash_of(parent) if parent else None
         self._publisher.publish_stored(list(tokens), [len(tokens)], [hash_of(digest)], parent_hash)
 
     def removed(self, digest: bytes) -> None:
-        """A page is offered no more."""
+        """Publish that a page is no longer reusable."""
         self._publisher.publish_removed([hash_of(digest)])
 
 
 def hash_of(digest: bytes) -> int:
-    """Dynamo's name of a page: signed 64 bits of the digest of everything up to and including it."""
+    """Identifier of a page for Dynamo: the first 64 bits of its digest, as a signed integer."""
     return int.from_bytes(digest[:8], signed=True)
 
 
 def run_worker(
     open_llm: Callable[[], LLM], served: Served, config: ServerConfig, address: Address, planes: Planes
 ) -> None:
-    """Serve until SIGTERM or SIGINT; arguments are those of `DynamoEngine`, then how the frontend finds it.
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        open_llm: see `DynamoEngine`.
+        served: see `DynamoEngine`.
+        config: see `DynamoEngine`.
+        address: address of the worker for the frontend.
+        planes: services for discovery, requests and events.
 
     Raises:
-        SametokenError: the engine could not start, or failed.
+        SametokenError: the engine did not start, or failed.
     """
     from dynamo.common.backend import LLMEngine, WorkerConfig
     from dynamo.common.backend.run import run
 
-    class Engine(DynamoEngine, LLMEngine):  # type: ignore[misc]  # Dynamo's defaults for what is optional
-        from_args = None  # an engine is made here
+    class Engine(DynamoEngine, LLMEngine):  # type: ignore[misc]  # with Dynamo's defaults of optional methods
+        from_args = None  # the engine is created below
 
     engine = Engine(open_llm, served, config)
     worker = WorkerConfig(
@@ -269,18 +284,18 @@ def run_worker(
 
 
 def as_dynamo(error: Exception) -> Exception:
-    """An error in Dynamo's words: a status for the client, or the news that this engine serves nobody any more.
+    """Dynamo's exception for an error: a status for the client, or `EngineShutdown` if the engine has ended.
 
-    After the latter the frontend sends nothing more to this worker, and what it served migrates.
+    After `EngineShutdown` the frontend sends no requests to this worker, and its requests migrate.
     """
     from dynamo.llm import exceptions
 
     if isinstance(error, RequestError):
         return exceptions.InvalidArgument(str(error))  # type: ignore[no-any-return]
     if isinstance(error, TimeoutError):
-        return exceptions.HttpError(408, f"the request was given up: {error}")  # type: ignore[no-any-return]
+        return exceptions.HttpError(408, f"the request was cancelled: {error}")  # type: ignore[no-any-return]
     if isinstance(error, ApiError) and error.status < 500:
         return exceptions.HttpError(error.status, str(error))  # type: ignore[no-any-return]
-    if isinstance(error, EngineError | ApiError) or type(error) is SametokenError:  # it failed, drains or was closed
+    if isinstance(error, EngineError | ApiError) or type(error) is SametokenError:  # failed, draining or closed
         return exceptions.EngineShutdown(str(error))  # type: ignore[no-any-return]
     return exceptions.HttpError(500, str(error))  # type: ignore[no-any-return]

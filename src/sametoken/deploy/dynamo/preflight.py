@@ -1,4 +1,4 @@
-"""Checks before a Dynamo worker starts: the package, the services that its settings name, a free port."""
+"""Checks before the start of a Dynamo worker: installed package, reachable services, free port."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from urllib.parse import urlsplit
 
 from sametoken.errors import ConfigError
 
-OLDEST = (1, 6)  # no older one was tried
+OLDEST = (1, 6)  # older versions were not tested
 TESTED = "1.6.1"
 INSTALL = f"pip install --no-deps ai-dynamo=={TESTED}, then deploy/dynamo/requirements.txt (docs/dynamo.md)"
 PATIENCE_S = 2.0
-MOST_PORT = 2**15 - 1  # Dynamo keeps the number in 16 bits with a sign
+MOST_PORT = 2**15 - 1  # Dynamo stores the number in 16 bits with a sign
 DISCOVERY, REQUESTS, EVENTS = ("etcd", "file", "mem", "kubernetes"), ("tcp", "nats"), ("nats", "zmq")
 
 
 class Address(NamedTuple):
-    """Address at which the frontend finds workers: Dynamo's three names."""
+    """Address of a worker for the frontend: Dynamo's three names."""
 
     namespace: str
     component: str
@@ -28,10 +28,10 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str], namespace: str | None, endpoint: str | None) -> Address:
-        """The options, then Dynamo's variables, then its defaults.
+        """Address from the options, else from Dynamo's variables, else from its defaults.
 
         Raises:
-            ConfigError: the endpoint is not of Dynamo's form.
+            ConfigError: the endpoint is malformed, or names another namespace.
         """
         stated = endpoint or environ.get("DYN_ENDPOINT")
         if stated is None:
@@ -45,10 +45,12 @@ class Address(NamedTuple):
 
 
 class Planes(NamedTuple):
-    """Services by which workers and frontend find each other and communicate.
+    """Services by which workers and frontend communicate.
 
     Attributes:
-        discovery: one of `DISCOVERY`. `requests`: one of `REQUESTS`. `events`: one of `EVENTS`.
+        discovery: service for discovery, one of `DISCOVERY`.
+        requests: service for requests, one of `REQUESTS`.
+        events: service for KV events, one of `EVENTS`.
     """
 
     discovery: str
@@ -57,10 +59,10 @@ class Planes(NamedTuple):
 
 
 def planes_of(environ: Mapping[str, str], discovery: str | None, requests: str | None, events: str | None) -> Planes:
-    """The options, then Dynamo's variables, then its defaults.
+    """Services from the options, else from Dynamo's variables, else from its defaults.
 
     Raises:
-        ConfigError: a value is none of those that Dynamo has.
+        ConfigError: a value is not one of Dynamo's.
     """
     found = Planes(
         discovery or environ.get("DYN_DISCOVERY_BACKEND") or "etcd",
@@ -75,10 +77,10 @@ def planes_of(environ: Mapping[str, str], discovery: str | None, requests: str |
 
 
 def check(planes: Planes, environ: Mapping[str, str]) -> None:
-    """Refuse what would let the worker fail later, or wait for ever.
+    """Raise ConfigError for settings with which the worker would fail later, or wait forever.
 
     Raises:
-        ConfigError: ai-dynamo is missing or too old, a service does not answer, or the system port is in use.
+        ConfigError: ai-dynamo is missing or too old, a service cannot be reached, or the system port is in use.
     """
     check_package()
     if planes.discovery == "etcd":
@@ -104,12 +106,12 @@ def check_package() -> None:
 
 
 def check_port(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError if the port of health and metrics is taken."""
+    """Raise ConfigError if the port of health and metrics is in use."""
     stated = environ.get("DYN_SYSTEM_PORT", "")
     if not stated or stated.startswith("-"):
         return
     if not (stated.isascii() and stated.isdigit() and int(stated) <= MOST_PORT):
-        raise ConfigError(f"DYN_SYSTEM_PORT is {stated!r}, expected 0 to {MOST_PORT}, which is all that Dynamo reads")
+        raise ConfigError(f"DYN_SYSTEM_PORT is {stated!r}, expected 0 to {MOST_PORT}, the range of Dynamo")
     host = environ.get("DYN_SYSTEM_HOST") or "0.0.0.0"
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

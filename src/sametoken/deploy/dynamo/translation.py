@@ -1,8 +1,7 @@
-"""A request of Dynamo as our sampling parameters, and a chunk of ours as Dynamo's: pure functions.
+"""Conversion of Dynamo's requests to sampling parameters, and of chunks to Dynamo's format; pure functions.
 
-Dynamo's frontend applies the chat template, makes tokens of text and text of tokens, and finds stop strings; a worker
-sees token ids alone. It may be given a migrated request: the prompt is then the client's, followed by what another
-worker emitted, and nothing says where the prompt ended.
+Dynamo's frontend applies the chat template, tokenizes, detokenizes, and finds stop strings; a worker gets token ids
+only. A migrated request has as its prompt the client's prompt and the tokens of another worker, without a boundary.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from sametoken.options.sampling import SamplingParams, StructuredOutputs
 
 SAME = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "top_k", "min_p")
 FORMS = ("json", "regex", "choice", "grammar")
-# What we cannot do, by group of the request and key, and the values that ask for nothing. Of several choices Dynamo's
-# frontend delivers the first that ends whole, and cuts the others there.
+# Unsupported keys by group of the request, with the values that have no effect. Several choices are unsupported because
+# Dynamo's frontend cuts all of them at the end of the first one that ends.
 REFUSED: dict[str, dict[str, tuple[Any, ...]]] = {
     "sampling_options": {"n": (1,), "best_of": (1,), "use_beam_search": (False,), "length_penalty": (1, 1.0)},
     "stop_conditions": {"max_thinking_tokens": ()},
     "output_options": {"prompt_logprobs": ()},
 }
-MEDIA = ("multi_modal_data", "prompt_embeds", "prefill_result", "encoder_result")  # of other roles of a worker
+MEDIA = ("multi_modal_data", "prompt_embeds", "prefill_result", "encoder_result")  # for other roles of a worker
 
 
 def sampling_of(
     request: Mapping[str, Any], recommended: Mapping[str, Any], eos: Sequence[int], key: str
 ) -> SamplingParams:
-    """Sampling parameters of a request, with its conditions of ending.
+    """Sampling parameters of a request, with its stop conditions.
 
     Args:
-        request: as the frontend sends it; a key that is None is not given.
-        recommended: by the model, for what is not given.
-        eos: the model's end tokens.
-        key: the request's id, which it keeps when it migrates. A request without a seed gets one from it, so that
-            another worker goes on with the same noise.
+        request: request of the frontend; a key with the value None is absent.
+        recommended: the model's recommended values, for absent keys.
+        eos: end tokens of the model.
+        key: id of the request, which a migration preserves. A request without a seed gets one from this id, so that
+            the noise stays equal after a migration.
 
     Raises:
-        RequestError: something is asked that this worker cannot do, or a value is refused.
+        RequestError: a key is unsupported, or a value is refused.
     """
     groups: dict[str, dict[str, Any]] = {
         name: {key: value for key, value in (request.get(name) or {}).items() if value is not None}
@@ -67,14 +66,14 @@ def sampling_of(
 
 
 def seed_of(key: str) -> int:
-    """The seed of a request that has none, by its id."""
+    """Seed of a request without one, from its id."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) >> 1
 
 
 def chunk_of(chunk: Chunk) -> dict[str, Any]:
-    """A chunk as the frontend expects it: several tokens where a draft was accepted.
+    """Chunk in the format of the frontend, with several tokens if draft tokens were accepted.
 
-    It has no counts of tokens: the frontend counts better, also where another worker made the first ones.
+    It has no token counts: those of the frontend also include the tokens before a migration.
     """
     said: dict[str, Any] = {"token_ids": chunk.token_ids, "index": chunk.choice}
     if chunk.logprobs and chunk.token_ids:
@@ -93,7 +92,7 @@ def _reason(completion: Completion) -> str:
 
 
 def _top(said: TokenLogprob) -> list[dict[str, Any]]:
-    """The alternatives of a token; the frontend has the words of token ids."""
+    """Alternatives of a token, without texts, which the frontend adds."""
     best = [
         {"rank": rank, "token_id": token, "token": None, "logprob": value}
         for rank, (token, value) in enumerate(said.top, start=1)
@@ -110,7 +109,7 @@ def _refuse(request: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]])
     for group, keys in REFUSED.items():
         for name, harmless in keys.items():
             if name in groups[group] and groups[group][name] not in harmless:
-                words = f"got {groups[group][name]!r}, which this worker does not offer"
+                words = f"got {groups[group][name]!r}, which this worker does not support"
                 raise RequestError(words, field=name, advice="leave it out")
 
 
@@ -119,7 +118,7 @@ def _lists(stops: Mapping[str, Any]) -> list[str]:
 
 
 def _form(guided: Mapping[str, Any] | None) -> StructuredOutputs | None:
-    """The form that the output must have."""
+    """Grammar of the output; None if it is free."""
     given = {name: value for name, value in (guided or {}).items() if value is not None and name != "backend"}
     for name in given:
         if name not in FORMS:
@@ -129,9 +128,9 @@ def _form(guided: Mapping[str, Any] | None) -> StructuredOutputs | None:
 
 
 def _shortest(value: Any) -> Any:
-    """The shortest decimal number with the same float32: Dynamo carries 0.7 as 0.699999988079071.
+    """Shortest decimal number with an equal float32; Dynamo transports 0.7 as 0.699999988079071.
 
-    With it the tokens are those of `sametoken serve`.
+    With this number the tokens equal those of `sametoken serve`.
     """
     if not isinstance(value, float):
         return value

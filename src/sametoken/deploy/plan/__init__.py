@@ -1,1 +1,1 @@
-"""One speculative configuration for four engines: what each engine is started with, and the files that start it."""
+"""One speculative configuration for four engines: the start command of each engine, and deployment files."""

@@ -1,6 +1,6 @@
-"""The engines by the names that users give them, each with a template of its command in `deploy/templates`.
+"""Engines by name, each with a template of its command in `deploy/templates`.
 
-A template has sections, the fields of a `Launch`, each below a line [FIELD].
+A template has a section for each field of a `Launch`, below a line [FIELD].
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from sametoken.options.serving import elsewhere
 TITLES = {"sametoken": "sametoken", "vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 OURS, TRTLLM = "sametoken", "trtllm"
 NEWER = "nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc12"
-OLD_NAMES, NEW_NAMES = "trtllm-1.2", "trtllm-1.3"  # tools in the records of kinds
+OLD_NAMES, NEW_NAMES = "trtllm-1.2", "trtllm-1.3"  # keys of `Kind.aliases`
 MOST = 65536  # sequences of a batch; larger than vLLM's limits
 SECTION = re.compile(r"(?m)^\[(\w+)\]\n")
 
 
 def translate(engine: str, wanted: Wanted) -> Launch:
-    """The command of an engine, and its files.
+    """Command of an engine, and its files.
 
     Raises:
-        ConfigError: the engine has no option for something that was stated.
+        ConfigError: the engine has no option for a stated one.
     """
     stated, title = Stated(wanted.stated), TITLES[engine]
     values: dict[str, Any] = wanted._asdict() | {
@@ -48,7 +48,7 @@ def translate(engine: str, wanted: Wanted) -> Launch:
         "own": lambda group: _own_keys(engine, group, stated, wanted),
         "as_stated": lambda name: Markup(shlex.join(own_words(name, getattr(stated, name)))),
     }
-    stated.host, stated.port  # noqa: B018  # every template reads them by their own names
+    stated.host, stated.port  # noqa: B018  # marks them as read: templates use `host` and `port` of `values`
     text = render(f"{engine}.sh", values)
     _, *parts = SECTION.split(text)
     sections = dict(zip(parts[::2], parts[1::2], strict=True))
@@ -81,7 +81,7 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def _own_keys(engine: str, group: str, stated: Stated, wanted: Wanted) -> dict[str, Any]:
-    """Keys and values of a group of the engine's speculative configuration, which are read of the stated options."""
+    """Keys and values of a group of the engine's speculative configuration; marks their options as read."""
     names = elsewhere(engine, group)
     for ours in names.values():
         getattr(stated, ours)
@@ -89,7 +89,7 @@ def _own_keys(engine: str, group: str, stated: Stated, wanted: Wanted) -> dict[s
 
 
 def own_words(name: str, value: Any) -> list[str]:
-    """An option as our command line reads it: tables as SIZE:LENGTH or JSON, several values one by one."""
+    """Words of an option on our command line: tables as SIZE:LENGTH or JSON, an option for each of several values."""
     if isinstance(value, bool):
         return [spelled(name if value else f"no_{name}")]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
@@ -101,7 +101,10 @@ def own_words(name: str, value: Any) -> list[str]:
 
 
 def ranges(schedule: dict[int, int]) -> list[list[int]]:
-    """[[first, last, tokens], ...] of a table of last batch sizes; vLLM would go on with the last length."""
+    """Ranges [[first, last, tokens], ...] of a table of tokens by last batch size.
+
+    The last range has 0 tokens: beyond the given ranges, vLLM would use the last length.
+    """
     found, first = [], 1
     for last, tokens in sorted(schedule.items()):
         found.append([first, last, tokens])
@@ -113,11 +116,12 @@ def name_of(method: str, engine: str, image: str) -> str:
     """Name of a kind of drafter in an engine.
 
     Args:
-        image: of the container, whose version decides names of TensorRT-LLM: before 1.3 a table chose the class, since
-            then its own name does.
+        method: our name of the kind.
+        engine: key of `TITLES`.
+        image: container image; its version selects the names of TensorRT-LLM, which changed with 1.3.
 
     Raises:
-        ConfigError: it has no such drafts.
+        ConfigError: the engine has no such drafts.
     """
     tool, title = engine, TITLES[engine]
     if engine == TRTLLM:

@@ -1,6 +1,4 @@
-"""Model and options to serve, the command that serves them, and the check that no stated option is lost between
-them.
-"""
+"""Model and options to serve, the command that serves them, and a check that the command uses all stated options."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from sametoken.errors import ConfigError
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig
 
-# Reasons of every engine but ours.
+# Reasons for all engines but ours.
 EVERYWHERE = {"adaptive": "its drafts have one length; set --no-adaptive, and --max-draft-len or --draft-len-schedule"}
 
 
@@ -22,14 +20,15 @@ class Wanted(NamedTuple):
     """Model and options to serve, by our names.
 
     Attributes:
-        model, draft: directories or Hub ids; None is no draft.
-        method: our name of the kind of drafter, None without drafts.
-        speculative: how drafts are made, defaults included.
-        stated: the other options that a user stated, by our names; speculation is among them, API keys are not.
-        keys: whether clients need an API key.
-        extra: words for the engine, as they are.
-        image: the container image that was asked for, "" for the engine's own.
-        layers: the target's blocks whose outputs the draft reads; () is none, or not known.
+        model: directory or Hub id of the target.
+        draft: directory or Hub id of the draft, or None.
+        method: our name of the kind of drafter; None without drafts.
+        speculative: options of speculation, with defaults.
+        stated: options stated by the user, by our names, with those of speculation and without API keys.
+        keys: true if clients need an API key.
+        extra: further arguments of the engine, unchanged.
+        image: requested container image; "" for the engine's default.
+        layers: blocks of the target whose outputs the draft reads; () if none, or if unknown.
     """
 
     model: str
@@ -49,7 +48,7 @@ class Wanted(NamedTuple):
 
     @property
     def served(self) -> str:
-        """Name of the model for clients."""
+        """Name of the model for clients; the model itself by default."""
         return str(self.stated.get("served_model_name", (self.model,))[0])
 
     @property
@@ -64,19 +63,23 @@ class Launch:
     """Command that starts an engine.
 
     Attributes:
-        engine: its name for people.
-        program: the words before the options; script: the same after the interpreter of the environment where the
-            engine is installed; worker: the same for its worker behind Dynamo.
-        options: of the engine, as words. server: options of its HTTP server, which a worker has not.
-        image: of a container with it.
-        files: contents by name; the options name them without a folder.
-        secrets: environment variables that hold API keys.
-        port: where it answers. metrics: path of its Prometheus metrics, "" for none.
-        gpus: how many it computes on; 0 is the CPU. ranks: how many parts each of its models has.
-        nodes: on how many hosts.
-        served: what clients call the model.
-        places: model and draft.
-        notes: what to know, a sentence each.
+        engine: title of the engine.
+        program: words before the options.
+        script: words before the options, after a Python interpreter.
+        worker: words before the options of its Dynamo worker.
+        options: options of the engine.
+        server: options of its HTTP server, which a Dynamo worker lacks.
+        image: container image.
+        port: port of the server.
+        gpus: number of GPUs; 0 for the CPU.
+        served: name of the model for clients.
+        places: directories or Hub ids of model and draft.
+        metrics: path of the Prometheus metrics; "" for none.
+        files: contents of further files by name; options refer to them by name.
+        secrets: environment variables with API keys.
+        notes: notes for the user, a sentence each.
+        ranks: number of tensor-parallel ranks.
+        nodes: number of hosts.
     """
 
     engine: str
@@ -99,11 +102,11 @@ class Launch:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The whole command."""
+        """Words of the complete command."""
         return (*self.program, *self.options, *self.server)
 
     def inside(self, folder: str) -> Launch:
-        """Launch for a container: files in a folder, and a server that other hosts reach."""
+        """Launch for a container: files in `folder`, and a server on all interfaces."""
 
         def moved(words: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(f"{folder}/{word}" if word in self.files else word for word in words)
@@ -113,51 +116,51 @@ class Launch:
         return replace(self, program=moved(self.program), worker=moved(self.worker), server=server)
 
     def module(self, python: str) -> tuple[str, ...]:
-        """The words before the options, run by a certain Python."""
+        """Words before the options, with `python` as interpreter."""
         return (python, *self.script)
 
     @property
     def host(self) -> str:
-        """Address where the server listens."""
+        """Listening address of the server."""
         return self.server[self.server.index("--host") + 1]
 
     @property
     def folders(self) -> list[str]:
-        """Model and draft where they are directories of this machine."""
+        """Model and draft, as far as they are directories of this machine."""
         return [place for place in self.places if place.startswith("/")]
 
     @property
     def name(self) -> str:
-        """The model's name as that of a service: lower-case letters, digits and dashes."""
+        """Name of the model as a service name: lower-case letters, digits and dashes."""
         last = self.served.rstrip("/").rpartition("/")[2].lower()
         return re.sub(r"[^a-z0-9]+", "-", last).strip("-")[:40].rstrip("-") or "model"
 
 
 class Stated:
-    """The options that a user stated, as attributes by our names; those that a template reads are noted."""
+    """Options stated by the user, as attributes by our names; records those that a template reads."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values, self._read = dict(values), set[str]()
 
     def __getattr__(self, name: str) -> Any:
-        """Value of an option, None where it was not stated."""
+        """Value of an option; None if it was not stated."""
         if name not in OPTIONS:
             raise AttributeError(name)
         self._read.add(name)
         return self._values.get(name)
 
     def finish(self, engine: str, reasons: Mapping[str, str]) -> None:
-        """Refuse what was not read, unless it equals our default.
+        """Raise ConfigError for the first option that no template read and that differs from our default.
 
         Args:
-            engine: its name for people.
-            reasons: why the engine cannot have it and what to do, by our name of the option.
+            engine: title of the engine.
+            reasons: reason and advice by our name of the option.
 
         Raises:
-            ConfigError: names the first that is left.
+            ConfigError: the engine has no such option.
         """
         for name, value in self._values.items():
-            usual = False if name == "adaptive" else OPTIONS[name].field.default  # theirs: drafts of one length
+            usual = False if name == "adaptive" else OPTIONS[name].field.default  # other engines: one length
             if name in self._read or value == usual:
                 continue
             reason = (EVERYWHERE | dict(reasons)).get(name, "it has no such option; leave it out")
@@ -165,5 +168,5 @@ class Stated:
 
 
 def spelled(name: str) -> str:
-    """One of our options as users write it."""
+    """Our option on the command line."""
     return f"--{name.replace('_', '-')}"

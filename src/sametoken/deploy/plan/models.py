@@ -1,6 +1,4 @@
-"""The models of a plan for an engine: whether it reads the target's format and so many ranks divide the target, the
-draft's kind, and the draft's files in the layout that the engine reads.
-"""
+"""Models of a plan for an engine: checks of the target's format and ranks, kind and layout of the draft."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from sametoken.model.cut import cut
 from sametoken.runtime.ranks import RankPart
 
 OURS = "sametoken"
-# What vLLM 0.33, SGLang 0.5.23 and TensorRT-LLM 1.2 name among their formats (quant_method of config.json).
+# Formats (quant_method of config.json) that vLLM 0.33, SGLang 0.5.23 and TensorRT-LLM 1.2 list.
 COMMON = {"awq", "gptq", "fp8", "modelopt", "mxfp4"}
 FORMATS = {
     "vllm": COMMON | {"compressed-tensors", "fbgemm_fp8", "quark", "torchao"},
@@ -34,19 +32,20 @@ NEVER = {"vllm": {"gguf"}, "trtllm": {"gguf", "bitsandbytes"}}  # vLLM reads GGU
 
 
 def target_place(model: str) -> str:
-    """A target as another program finds it: its directory where it is one, else its Hub id."""
+    """Absolute path of a target that is a directory, else its Hub id."""
     path = user_path(embedded.target(model))
     return str(path.absolute()) if path.exists() else model
 
 
 def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
-    """Refuse a target that the engine cannot read, or not in so many ranks; one of the Hub is not looked at.
+    """Raise ConfigError for a target that the engine cannot read, or not in `ranks` ranks; Hub ids are not checked.
 
     Returns:
-        What was not checked, a sentence each.
+        Notes on unchecked facts, a sentence each.
 
     Raises:
-        ConfigError: says what the engine can have. SametokenError: the files cannot be read.
+        ConfigError: the engine does not read the format, or the heads cannot be shared by the ranks.
+        SametokenError: the files cannot be read.
     """
     if not user_path(embedded.target(model)).exists():
         return ()
@@ -55,7 +54,7 @@ def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
         if ranks > 1:
             cut(ModelConfig.from_hf(read_config(directory)), RankPart(0, ranks), "--tp-size")
         return ()
-    stated = read_json(directory / "config.json") or {}  # the engine may read what ours does not
+    stated = read_json(directory / "config.json") or {}  # unparsed: the engine may read other models than ours
     name = ENGINES[engine]
     method = (stated.get("quantization_config") or {}).get("quant_method")
     if method in NEVER.get(engine, ()):
@@ -70,9 +69,9 @@ def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
 
 
 def _check_ranks(stated: Mapping[str, Any], ranks: int, problem: str) -> None:
-    """Refuse ranks that cannot share the heads; each has whole ones, or several have the same keys and values."""
+    """Raise ConfigError unless ranks share the query heads equally, and the KV heads equally or by replication."""
     heads = stated.get("num_attention_heads")
-    if not isinstance(heads, int):  # the engine knows the model better
+    if not isinstance(heads, int):  # left to the engine
         return
     shared = stated.get("num_key_value_heads") or heads
     fitting = [count for count in range(1, heads + 1) if not (heads % count or (shared % count and count % shared))]
@@ -84,17 +83,18 @@ def _check_ranks(stated: Mapping[str, Any], ranks: int, problem: str) -> None:
 
 
 READ_BY = {"vllm": ("vllm", "speculators"), "sglang": ("sglang",), "trtllm": ("trtllm",)}  # layouts, by engine
-# Keys of config.json in which files of one layout may differ.
+# Keys of config.json that may differ between files of one layout.
 ANY = ("dtype", "torch_dtype", "speculators_config", "speculators_version", "base_model_name_or_path")
 
 
 class Placed(NamedTuple):
-    """A draft where an engine can read it.
+    """Draft in a layout of the engine.
 
     Attributes:
-        place: directory or Hub id. method: our name of its kind.
-        notes: what was done and what was not checked, a sentence each.
-        layers: the target's blocks whose outputs it reads; () is none, or not known.
+        place: directory or Hub id.
+        method: our name of its kind.
+        notes: written files and unchecked facts, a sentence each.
+        layers: blocks of the target whose outputs the draft reads; () if none, or if unknown.
     """
 
     place: str
@@ -104,17 +104,19 @@ class Placed(NamedTuple):
 
 
 def place_draft(draft: str, method: str | None, engine: str, target: str, out: str | None) -> Placed:
-    """Find the kind of a draft and write a head anew where the engine reads another layout.
+    """Find the kind of a draft, and write a head in the engine's layout if its own layout differs.
 
-    A Hub id is taken as it is where the method was stated and nothing is to be written; otherwise it is downloaded.
+    A Hub id is downloaded, unless `method` is stated and `out` is None.
 
     Args:
-        engine: a key of `READ_BY`.
-        target: name of the target, whose config.json says what the head is for.
-        out: directory for a head that is written, None for no place.
+        draft: directory or Hub id.
+        method: our name of the kind as the user stated it, or None.
+        engine: key of `READ_BY`.
+        target: directory or Hub id of the target.
+        out: directory for a head in another layout, or None.
 
     Raises:
-        SametokenError: the draft cannot be read, the engine cannot run it, or it must be written and there is no `out`.
+        SametokenError: the draft cannot be read, the engine cannot run it, or another layout is needed without `out`.
     """
     local = user_path(embedded.draft(draft)).exists()
     if not local and out is None and method is not None:
@@ -140,23 +142,23 @@ def place_draft(draft: str, method: str | None, engine: str, target: str, out: s
         return placed
     if out is None and apart:
         raise ConfigError(
-            f"{draft} is not laid out as {ENGINES[engine]} reads it ({apart[0]}); give --out DIR, a directory where "
-            "the head is written so"
+            f"{draft} is not in a layout of {ENGINES[engine]} ({apart[0]}); give --out DIR, a directory for the head "
+            "in such a layout"
         )
-    folder = user_path(out or ".").absolute()  # a head that the engine cannot run is refused before it is written
+    folder = user_path(out or ".").absolute()  # `write_head` refuses a head that the engine cannot run before it writes
     write_head(loaded.module, folder, facts, layout=engine, target_name=target, dtype=dtype)
     return placed._replace(place=str(folder), notes=(f"{folder}: the head in {ENGINES[engine]}'s layout",))
 
 
 def _agreed(placed: Placed, draft: str, method: str | None) -> Placed:
-    """Return `placed`; raises `ConfigError` if the user stated another method."""
+    """Return `placed`. Raises ConfigError if the user stated another method."""
     if method not in (None, placed.method):
         raise ConfigError(f"{draft} is a draft for --method {placed.method}, got --method {method}; leave --method out")
     return placed
 
 
 def _apart(files: Files, written: Mapping[str, Any]) -> str:
-    """The first thing in which files differ from a layout, "" for nothing."""
+    """First difference between files and a layout; "" if there is none."""
     config = written["config"]
     for key, value in config.items():
         if key not in ANY and files.config.get(key, None) != value:

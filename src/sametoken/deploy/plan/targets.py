@@ -1,4 +1,4 @@
-"""A launch as a file, by the targets that users name; each has a template in `deploy/templates`."""
+"""Deployment file of a launch, by target; each target has a template in `deploy/templates`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sametoken.deploy.plan.launch import Launch
 from sametoken.deploy.templates import render
 from sametoken.errors import ConfigError
 
-FOLDER = "/etc/sametoken"  # where files of a launch are in a container
-HUB_CACHE = "/cache/huggingface"  # which every engine finds by HF_HOME
-# The template of each target, and the folder of the launch's files for a server that other hosts reach.
+FOLDER = "/etc/sametoken"  # folder of the files of a launch in a container
+HUB_CACHE = "/cache/huggingface"  # value of HF_HOME in a container
+# Template of each target, and the argument of `Launch.inside`; None for a server at the stated address.
 FORMS = {
     "shell": ("shell.sh", None),
     "compose": ("compose.yml", FOLDER),
@@ -29,10 +29,10 @@ INFRASTRUCTURE = (
 
 
 def render_target(target: str, launch: Launch) -> str:
-    """The file of a target.
+    """Text of the file of a target.
 
     Raises:
-        ConfigError: the nodes cannot share the ranks equally.
+        ConfigError: the number of nodes does not divide the number of ranks.
     """
     template, folder = FORMS[target]
     share, rest = divmod(launch.ranks, launch.nodes)
@@ -51,11 +51,9 @@ TARGETS: dict[str, Callable[[Launch], str]] = {name: partial(render_target, name
 
 
 def notes_of(launch: Launch) -> list[str]:
-    """Notes on services that must run, and on options that a worker lacks because the frontend is the server, a
-    sentence each.
-    """
+    """Notes for Dynamo, a sentence each: services that must run, and server options that a worker lacks."""
     kept = ("--host", "--port", "--served_model_name")
     lost = [word for word in launch.server if word.startswith("--") and word not in kept]
     found = [f"{', '.join(lost)}: left out, since Dynamo's frontend is the server"] if lost else []
     found = [INFRASTRUCTURE, *found]
-    return found + ["Dynamo's frontend asks for no API key; put a proxy before it"] * bool(launch.secrets)
+    return found + ["Dynamo's frontend requires no API key; put a proxy before it"] * bool(launch.secrets)

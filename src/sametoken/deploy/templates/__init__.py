@@ -1,7 +1,7 @@
-"""Templates of the commands, scripts and manifests that a deployment consists of, and how values are put into them.
+"""Templates of the commands, scripts and manifests of a deployment, and their rendering.
 
-A line of a template falls away if a value in it is None. Values are quoted as the file needs it: words of a shell, or
-scalars of YAML; `| safe` puts text in as it is. A comment of a template stands between <# and #>.
+A line with a value that is None is left out. Values are quoted as words of a shell or as scalars of YAML; `| safe`
+inserts text unquoted. Comments of a template are enclosed in <# and #>.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-LEFT_OUT = "\0"  # marks a line with a value that is None
+LEFT_OUT = "\0"  # rendering of None
 
 
 def render(name: str, values: Mapping[str, Any]) -> str:
@@ -27,13 +27,13 @@ def render(name: str, values: Mapping[str, Any]) -> str:
 
 
 def complete_lines(text: str) -> str:
-    """Text without the lines that have a value that is None."""
+    """Text without the lines that contain `LEFT_OUT`."""
     return re.sub(rf"(?m)^.*{LEFT_OUT}.*\n", "", text)
 
 
 @cache
 def _environment(in_yaml: bool) -> jinja2.Environment:
-    """Environment whose values are quoted for YAML or for a shell."""
+    """Environment that quotes values for YAML or for a shell."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (files(__name__) / name).read_text(encoding="utf-8")),
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined,
@@ -55,7 +55,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _in_yaml(value: Any) -> str:
-    """A scalar on one line."""
+    """YAML scalar on one line; markup unchanged."""
     if value is None or isinstance(value, Markup):
         return LEFT_OUT if value is None else value
     style = '"' if "\n" in str(value) else None
@@ -64,17 +64,17 @@ def _in_yaml(value: Any) -> str:
 
 
 def in_json(value: Mapping[str, Any]) -> str:
-    """An object in JSON, without the keys whose value is None."""
+    """JSON object without the keys whose value is None."""
     return json.dumps({key: each for key, each in value.items() if each is not None})
 
 
 def named(value: Any, names: Mapping[Any, str], other: str | None = None) -> Any:
-    """Another program's name of a value; `other`, or the value itself, where there is none in `names`."""
+    """Name of a value in `names`; `other`, or else the value itself, if it has none."""
     return None if value is None else names.get(value, other or value)
 
 
 def lines(words: Iterable[str]) -> str:
-    """A shell command with one option on a line."""
+    """Shell command with one option per line."""
     found: list[list[str]] = [[]]
     for word in words:
         if word.startswith("--"):

@@ -1,5 +1,5 @@
 #!/bin/bash
-# etcd (port 2379) and NATS (port 4222) must run; ETCD_ENDPOINTS and NATS_SERVER say where, if not on this host.
+# etcd (port 2379) and NATS (port 4222) must run; set ETCD_ENDPOINTS and NATS_SERVER if they run on another host.
 set -e
 trap 'echo Cleaning up...; kill 0' EXIT
 {% include "files.sh" %}

@@ -1,10 +1,10 @@
-<# Our own server, which takes every option as it was stated. #>
+<# Our own server, with every stated option. #>
 {% set of_server = (
     "host", "port", "data_parallel_size", "max_queue", "request_timeout", "max_body", "drain_seconds",
     "max_chunks_per_second", "cors_origin", "keep_alive", "root_path", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs",
     "ssl_cert_reqs", "log_level", "log_format", "access_log",
 ) %}
-{% set gpus = gpus if o.device == "cuda" else 0 %}<# on the CPU unless a GPU is asked for #>
+{% set gpus = gpus if o.device == "cuda" else 0 %}<# the CPU by default #>
 [program]
 sametoken serve {{ model }}
 [script]

@@ -1,4 +1,4 @@
-<# SGLang 0.5.23. `o` has the options that a user stated, by our names; what no line reads is refused. #>
+<# SGLang 0.5.23. `o` has the stated options by our names; an option that no line reads is refused. #>
 {% if keys %}
 {{ refuse("SGLang has no option for --api-key: its key would stand on the command line, which every user of the machine sees; put a proxy before it") }}
 {% endif %}
@@ -42,7 +42,7 @@ python -m dynamo.sglang --model-path {{ model }}
 --enable-metrics
 {{ extra }}
 {% if method %}
-<# `s` has the lengths that follow from these; the last one counts the pending token #>
+<# `s` has the lengths that follow from these options; num-draft-tokens includes the pending token #>
 {% set read = (o.max_draft_len, o.max_total_draft_tokens, o.tree_top_k) %}
 --speculative-algorithm {{ kind }}
 {% if draft is none %}

@@ -1,5 +1,5 @@
-<# How the engine's ranks on several nodes find each other: words for srun, words before the engine's, and words after
-   them, which the shell of each task reads. With those srun starts a task for each node, else one for each rank. #>
+<# Connection of an engine's ranks on several nodes: options of srun, words before the engine's command, and words after
+   it, which the shell of each task expands. With words after it srun starts a task per node, else a task per rank. #>
 {% set mpi, before, own = {
     "TensorRT-LLM": ("--mpi=pmix ", ("trtllm-llmapi-launch",), ""),
     "vLLM": ("", (), '--nnodes %d --node-rank "$SLURM_PROCID" --master-addr "$first" '
@@ -35,7 +35,7 @@ export first
 {% set each = "bash -c 'exec \"$@\" %s' serve \\\n    " % (own % nodes) if own else "" %}
 {{ (srun ~ each) | safe }}{{ (before + words) | lines }} &
 server=$!
-# To srun itself a signal would be the end of its tasks, with the streams that they have open.
+# A signal to srun itself would end its tasks at once, with their open streams.
 stop() { scancel --signal=TERM "$SLURM_JOB_ID.0"; }
 trap stop TERM INT
 for ((second = 0; ; second++)); do

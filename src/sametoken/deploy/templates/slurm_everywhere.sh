@@ -1,4 +1,4 @@
-<# One step on all nodes. #>
+<# One job step on all nodes. #>
 {% include "slurm_head.sh" %}
 logs={{ logs }}
 nodes=($(scontrol show hostnames {{ where | safe }}))

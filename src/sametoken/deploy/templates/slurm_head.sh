@@ -3,7 +3,7 @@
 #SBATCH {{ "--nodelist" if named else "--nodes" }}={{ nodes | string | safe }}
 #SBATCH --ntasks-per-node=1
 #SBATCH --output="{{ logs | safe }}/%x-%j.log"
-{% if name == "synthesize" %}<# whose nodes do not need each other #>
+{% if name == "synthesize" %}<# its nodes are independent #>
 #SBATCH --no-kill
 {% endif %}
 #SBATCH --requeue

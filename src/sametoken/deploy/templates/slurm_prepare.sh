@@ -1,3 +1,3 @@
 {% extends "slurm_everywhere.sh" %}
-<# Each node writes its part. #>
+<# Each node writes one part. #>
 {% block command %}bash -c 'exec "$@" --shard "$SLURM_PROCID/$SLURM_NTASKS"' prepare {{ command }}{% endblock %}

@@ -1,5 +1,5 @@
-<# TensorRT-LLM's PyTorch backend, 1.2 and newer; its other options are in trtllm.yml. `o` has the options that a user
-   stated, by our names; what no line of both files reads is refused. #>
+<# PyTorch backend of TensorRT-LLM 1.2 and newer; further options are in trtllm.yml. `o` has the stated options by our
+   names; an option that no line of both files reads is refused. #>
 {% if keys %}
 {{ refuse("TensorRT-LLM has no option for --api-key: its server has no keys; put a proxy before it") }}
 {% endif %}

@@ -1,4 +1,4 @@
-<# vLLM 0.32 and 0.33. `o` has the options that a user stated, by our names; what no line reads is refused. #>
+<# vLLM 0.32 and 0.33. `o` has the stated options by our names; an option that no line reads is refused. #>
 [program]
 vllm serve {{ model }}
 [script]
@@ -26,7 +26,7 @@ python -m dynamo.vllm --model {{ model }}
 {% endif %}
 {{ extra }}
 {% if method %}
-<# `s` has the lengths that follow from these #>
+<# `s` has the lengths that follow from these options #>
 {% set read = (o.max_draft_len, o.max_total_draft_tokens, o.draft_len_schedule, o.max_concurrency) %}
 {% set drafts = {
     "method": kind, "model": draft, "revision": o.draft_revision,
@@ -38,7 +38,7 @@ python -m dynamo.vllm --model {{ model }}
 {{ refuse("--tree-top-k %d: vLLM cannot draft trees: it verifies chains only; set --tree-top-k 1, or use an engine with trees for this draft" % s.tree_top_k) }}
 {% endif %}
 {% endif %}
-<# vLLM computes where it was built for #>
+<# vLLM has no option for the device: a build supports one #>
 {% set read = o.device %}
 [server]
 --host {{ host }}
