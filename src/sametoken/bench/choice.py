@@ -7,7 +7,7 @@ from sametoken.bench.record import Cell
 from sametoken.bench.tables import factor
 from sametoken.bench.variant import Choice, Variant
 
-WORTH_SAYING = 0.01  # share of the steps or forwards from which on something is named
+WORTH_SAYING = 0.01  # least share of the steps or forwards for a mention
 REASONS = {  # of `SpeculationStats.plain`
     "gain": "no gain was expected",
     "silent": "the drafter had no guess",
@@ -20,13 +20,13 @@ REASONS = {  # of `SpeculationStats.plain`
 
 
 def best_tree(cell: Cell) -> Variant | None:
-    """The fastest of those that have more branches than the `fixed` ones."""
+    """Fastest variant with more branches than the `fixed` ones; None if there is none."""
     trees = [variant for variant in cell.shaped if variant not in cell.fixed]
     return max(trees, key=lambda variant: variant.speed_up.value, default=None)
 
 
 def compared(cell: Cell, best: Variant) -> list[str]:
-    """The speeds of the best tree and of the controller beside that of the best chain, of what was measured."""
+    """Sentences that compare the best tree and the controller, if measured, with the best chain."""
     found = []
     if (tree := best_tree(cell)) is not None:
         ratio = tree.tokens_per_second / best.tokens_per_second
@@ -45,7 +45,7 @@ def compared(cell: Cell, best: Variant) -> list[str]:
 
 
 def choices(cell: Cell) -> list[str]:
-    """Lines about its choices and their counts, with the time and the tokens that decide whether a length pays."""
+    """Sentences on the controller's draft lengths, with their time and tokens, and on steps without a draft."""
     chosen = cell.chosen
     if chosen is None or not chosen.choices:
         return []

@@ -1,6 +1,6 @@
-"""One streamed request to an OpenAI-compatible server: when which text came, and how many tokens by the server's count.
+"""One streamed request to an OpenAI-compatible server: arrival times of its text, and tokens counted by the server.
 
-Chunks are never counted as tokens: a server that drafts sends several in one.
+Chunks are not counted as tokens: with speculation a chunk may have several tokens.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ class TimedAnswer:
     """Answer to a request with its times.
 
     Attributes:
-        due: when it was to be sent, on the clock of `time.perf_counter`.
-        chunks: seconds since then, characters of each chunk with text, and the tokens emitted until then where the
-            server says so in every chunk.
-        tokens: by the server's `usage`, None if there was none.
-        failure: why it failed, None if it did not.
+        due: due time of the request, on the clock of `time.perf_counter`.
+        text: text so far.
+        chunks: for each chunk with text: seconds since `due`, number of characters, and number of tokens emitted so
+            far, None if the chunk has no count.
+        tokens: number of tokens by the server's `usage`; None without `usage`.
+        ended: time of the end, on the clock of `time.perf_counter`.
+        failure: reason of a failure, or None.
     """
 
     due: float
@@ -37,7 +39,7 @@ class TimedAnswer:
     failure: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Take up one event of the stream."""
+        """Add one event of the stream."""
         if delta.tokens is not None:
             self.tokens = delta.tokens
         if text := delta.content or delta.reasoning:
@@ -46,21 +48,21 @@ class TimedAnswer:
 
     @property
     def latency(self) -> float:
-        """Seconds from when it was due to its last byte."""
+        """Seconds from `due` to the last byte."""
         return self.ended - self.due
 
     @property
     def ttft(self) -> float:
-        """Seconds to the first text, or to the end where there was none."""
+        """Seconds from `due` to the first text, or to the end without text."""
         return self.chunks[0][0] if self.chunks else self.latency
 
     @property
     def counted(self) -> bool:
-        """True if the server counted the tokens of every chunk."""
+        """True if every chunk has a token count."""
         return bool(self.chunks) and all(count is not None for _, _, count in self.chunks)
 
     def emissions(self) -> list[tuple[float, int]]:
-        """Seconds and tokens of each chunk: the server's counts, or its total shared by characters."""
+        """Seconds and tokens of each chunk: counts of the server, or its total divided in proportion to characters."""
         if self.counted:
             totals = [count or 0 for _, _, count in self.chunks]
         else:
@@ -74,11 +76,13 @@ class TimedAnswer:
 
 
 async def ask(client: Client, path: str, body: Mapping[str, Any], due: float) -> TimedAnswer:
-    """Send a request and read its stream; whatever goes wrong with it is in the answer.
+    """Send a request when it is due, and read its stream; an error becomes the failure of the answer.
 
     Args:
+        client: client of the server.
         path: "chat/completions" or "completions".
-        due: when it was to be sent; it is sent then, or now if that is past.
+        body: JSON body.
+        due: due time on the clock of `time.perf_counter`; a request that is overdue is sent immediately.
     """
     answer = TimedAnswer(due)
     if (early := due - time.perf_counter()) > 0:

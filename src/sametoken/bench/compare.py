@@ -1,4 +1,4 @@
-"""Two sets of runs side by side: the second one's speed over the first one's, for every setting that both have."""
+"""Comparison of two sets of runs: ratio of their speeds for every common setting."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sametoken.errors import ConfigError
 
 
 class SpeedOfRounds(NamedTuple):
-    """Tokens per second of one setting, and those of every round of it."""
+    """Tokens per second of one setting, over all rounds and of each round."""
 
     speed: float
     rounds: tuple[float, ...]
 
     @classmethod
     def of(cls, speed: float, round_s: Sequence[float]) -> SpeedOfRounds:
-        """From the speed over all rounds and the seconds of each."""
+        """Speeds of the rounds, from the speed over all rounds and the seconds of each."""
         mean = sum(round_s) / len(round_s)
         return cls(speed, tuple(speed * mean / seconds for seconds in round_s))
 
@@ -27,8 +27,12 @@ class Ratio(NamedTuple):
     """One setting in both sets.
 
     Attributes:
-        name: the setting in words. `first`, `second`: tokens per second in each set.
-        ratio: second / first. `low`, `high`: the smallest and largest ratio of any two rounds.
+        name: description of the setting.
+        first: tokens per second in the first set.
+        second: tokens per second in the second set.
+        ratio: second / first.
+        low: smallest ratio of any two rounds.
+        high: largest ratio of any two rounds.
     """
 
     name: str
@@ -39,15 +43,15 @@ class Ratio(NamedTuple):
     high: float
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of `sametoken bench compare --json`."""
+        """JSON object of `sametoken bench compare --json`."""
         return self._asdict()
 
 
 def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Ratio]:
-    """The settings that both sets have, in the order of the first; of several runs of one setting the newest counts.
+    """Ratios of the common settings, in the order of the first set; the newest of several runs of a setting counts.
 
     Raises:
-        ConfigError: no setting is in both.
+        ConfigError: no setting is in both sets.
     """
     ours, theirs = dict(_settings(first)), dict(_settings(second))
     found = [_ratio(name, ours[name], theirs[name]) for name in ours if name in theirs]
@@ -60,7 +64,7 @@ def compare(first: Sequence[Run], second: Sequence[Run]) -> list[Ratio]:
 
 
 def table(found: Sequence[Ratio]) -> Table:
-    """The ratios as words."""
+    """Table of the ratios."""
     rows = [
         (each.name, f"{each.first:.1f}", f"{each.second:.1f}", f"{each.ratio:.2f}x ({each.low:.2f} to {each.high:.2f})")
         for each in found

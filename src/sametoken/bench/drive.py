@@ -1,6 +1,6 @@
-"""Drives an engine with a closed load, `batch` requests at a time, and notes when which tokens came and why it took.
+"""Closed load of an engine, `batch` requests at a time, with arrival times of tokens and times of steps.
 
-The clock is read around each step; how a step divides into drafting and verification is what the engine reports.
+The clock is read around each step; the engine reports the parts of a step for drafting and verification.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sametoken.options.sampling import SamplingParams
 
 
 class TimedRequest(NamedTuple):
-    """A request to be made."""
+    """Prompt and parameters of a request, with the category of the prompt."""
 
     category: str
     prompt: Sequence[int]
@@ -30,11 +30,13 @@ class TimedRequest(NamedTuple):
 
 @dataclass
 class TimedOutput:
-    """Output of a job with its times.
+    """Output of a request with its times.
 
     Attributes:
-        emissions: seconds since its arrival and how many tokens came then.
-        seconds: from its arrival to its last token.
+        token_ids: output tokens.
+        stats: statistics of speculation.
+        emissions: seconds since the arrival of the request, and number of tokens, of each emission.
+        seconds: seconds from the arrival to the last token.
     """
 
     token_ids: list[int]
@@ -51,7 +53,7 @@ class TimedOutput:
 
 
 class Pass(NamedTuple):
-    """All jobs, once: samples in order of the jobs, the steps they took, and the wall time of all."""
+    """One run of all requests: outputs in order of the requests, steps of the engine, and wall time in seconds."""
 
     samples: list[TimedOutput]
     steps: list[StepTimes]
@@ -59,10 +61,10 @@ class Pass(NamedTuple):
 
 
 def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
-    """Run jobs in order, at most `batch` at once, on drafters that remember nothing of earlier calls."""
+    """Run requests in order, at most `batch` at once, on drafters without memory of earlier calls."""
     forget(llm)
     waiting = deque(range(len(jobs)))
-    going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # by request: its job, and when how many tokens came
+    going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # index of the job and emissions, by request id
     samples: dict[int, TimedOutput] = {}
     steps: list[StepTimes] = []
     begin = time.perf_counter()
@@ -88,12 +90,12 @@ def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
 
 
 def forget(llm: LLM) -> None:
-    """Fresh drafters of those that remember earlier outputs, which a repeated prompt would only read aloud."""
+    """Replace the drafters without a model: their memory of outputs would predict a repeated prompt exactly."""
     llm.engine.drafters.update(model_free_drafters(llm.speculative))
 
 
 def branch(llm: LLM, tree_top_k: int) -> None:
-    """Set the number of branches of each level of drafts, at most that of the engine's settings."""
+    """Set the number of branches of each draft level, at most that of the engine's settings."""
     stated = llm.speculative
     budget = stated.max_total_draft_tokens or stated.max_draft_len * tree_top_k
     for drafter in llm.engine.drafters.values():
@@ -102,7 +104,7 @@ def branch(llm: LLM, tree_top_k: int) -> None:
 
 
 def _step(report: StepReport, seconds: float, expected_cost: float) -> StepTimes:
-    """A step that took `seconds`, as benchmarks record it."""
+    """Times of a step of `seconds` wall time."""
     grown = [emission for emission in report.emissions if emission.token_ids]
     context = sum(len(each.request.tokens) for each in grown) / len(grown) if grown else 0.0
     emitted = sum(len(each.token_ids) for each in grown)

@@ -1,4 +1,4 @@
-"""Environment of a run: versions, commit, command, machine, and how busy that was."""
+"""Environment of a run: versions, commit, command, machine and its load."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from sametoken.check.machine import package_versions, processor_name
 
 
 def load_average() -> float:
-    """Processes that wanted to run, averaged over the last minute; 0 where the system does not say."""
+    """Mean number of runnable processes over the last minute; 0 on systems without a load average."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def describe_environment(device: str, dtype: str | None, threads: int | None, load_before: float) -> Environment:
-    """The environment of this process.
+    """Environment of this process.
 
     Args:
-        device: what computed, or the URL that was asked.
-        dtype, threads: of what computed in this process, None for a server.
+        device: device of the engine, or URL of the server.
+        dtype: data type of the engine; None for a server.
+        threads: threads of the engine; None for a server.
         load_before: `load_average()` before the run.
     """
     return Environment(
@@ -51,7 +52,7 @@ def _kernels() -> str:
 
 
 def _without_secrets(arguments: list[str]) -> list[str]:
-    """Command line words with the API key replaced by ***, since a record is made to be shown."""
+    """Words of a command line with API keys replaced by ***."""
     hidden, words = False, []
     for word in arguments:
         name, equals, _ = word.partition("=")
@@ -62,7 +63,7 @@ def _without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _commit(package: Path) -> str | None:
-    """The commit of the checkout that this package runs from, marked if files differ from it; None elsewhere."""
+    """Commit of the package's checkout, with "-dirty" if files differ from it; None outside a checkout."""
     root = package.parents[1]
     if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
         return None

@@ -1,4 +1,4 @@
-"""Explanation in words and figures why a configuration is fast or slow, with the options to change."""
+"""Explanation of a configuration's speed, with figures and the options to change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sametoken.bench.tables import factor
 from sametoken.bench.variant import ContextCost, StepCost, Variant
 from sametoken.errors import ConfigError
 
-# From which share or factor on something is worth a sentence.
+# Thresholds of shares and factors for a finding.
 POOR_RATE = 0.1
 SELDOM = 0.5
 LONG_PROMPT = 0.3
@@ -28,10 +28,14 @@ WORTH_CHANGING = 1.03
 
 
 class Evidence(NamedTuple):
-    """Evidence for a finding: the fastest fixed draft length of a cell beside plain decoding.
+    """Evidence for a finding: the fastest fixed draft length of a cell, and plain decoding.
 
     Attributes:
-        step: its commonest decoding step. `others`: the run's cells, for comparison.
+        cell: cell of the finding.
+        best: fastest variant of fixed length.
+        step: cost of its most frequent decoding step.
+        outlook: model of speed by draft length.
+        others: all cells of the run.
     """
 
     cell: Cell
@@ -46,25 +50,25 @@ class Evidence(NamedTuple):
 
     @property
     def longest(self) -> Variant:
-        """The variant that shows most positions of a draft."""
+        """Variant with the longest drafts."""
         return max(self.cell.fixed, key=lambda variant: variant.max_draft_len)
 
     @property
     def tokens_per_row(self) -> float:
-        """Tokens per row that a decoding step emits."""
+        """Emitted tokens per row and decoding step."""
         return 1 + sum(accepted_shares(self.best, self.cell.requests))
 
     @property
     def slowdown(self) -> float:
-        """Time of a step divided by that of a plain one: the tokens per forward that break even."""
+        """Time of a step divided by that of a plain step: the tokens per forward that break even."""
         return self.step.seconds / self.plain.seconds
 
 
 def explain(run: Run) -> str:
-    """The explanation of a run, for a terminal.
+    """Explanation of a run, as text for a terminal.
 
     Raises:
-        ConfigError: the run has nothing to compare.
+        ConfigError: the run of a server has no baseline.
     """
     if run.kind == "server":
         return _explain_loads(run.loads)
@@ -80,7 +84,7 @@ def explain(run: Run) -> str:
 
 
 def _busy(made: Environment) -> list[str]:
-    """Reason for no conclusion where other processes were at work on the machine."""
+    """Reason for no conclusion if other processes ran on the machine."""
     if not made.busy:
         return []
     return [
@@ -94,7 +98,7 @@ def _fastest(cell: Cell) -> Variant:
 
 
 def _verdict_of(cell: Cell) -> str:
-    """The label of a cell and what was measured there."""
+    """Label and measurements of a cell."""
     best = _fastest(cell)
     return "\n  ".join([f"{cell.label}:", _verdict(cell, best), *compared(cell, best)])
 
@@ -104,7 +108,7 @@ def _explain_cell(cell: Cell, others: Sequence[Cell]) -> str:
     lines = [_verdict_of(cell)]
     outlook = Outlook.of(cell)
     if outlook is None or best.max_draft_len not in outlook.costs:
-        return "\n".join([*lines, "  The outputs are too short to say more: raise --max-tokens."])
+        return "\n".join([*lines, "  The outputs are too short for an explanation: raise --max-tokens."])
     case = Evidence(cell, best, outlook.costs[best.max_draft_len], outlook, others)
     table = outlook.table()
     lines += [f"  {_advice(case, table)}", f"  {_where_time_goes(case)}"]
@@ -139,7 +143,7 @@ def _where_time_goes(case: Evidence) -> str:
 
 
 def _poor_draft(case: Evidence) -> str | None:
-    """The draft does not know what the target says."""
+    """Finding on a draft with a very low acceptance rate."""
     accepted = case.best.acceptance
     if not accepted.drafted or accepted.rate >= POOR_RATE:
         return None
@@ -175,9 +179,9 @@ def _dear_draft(case: Evidence) -> str | None:
 
 
 def _low_position(case: Evidence) -> str | None:
-    """The first position whose guess, on average, costs more time than the tokens it adds are worth.
+    """Finding on the first position whose guess costs clearly more time on average than its tokens save.
 
-    Only if shorter drafts are then expected to be faster than what was measured: a measurement outweighs the model.
+    None if shorter drafts are not expected to be faster than the measured ones.
     """
     for shorter, longer in pairwise([Forecast(0, 1.0, case.plain.seconds, 0.0, 1.0, "measured"), *_costed(case)]):
         cost, gain = longer.step_s - shorter.step_s, longer.tokens_per_row - shorter.tokens_per_row
@@ -196,7 +200,7 @@ def _low_position(case: Evidence) -> str | None:
 
 
 def _costed(case: Evidence) -> Iterator[Forecast]:
-    """Lines of the model, without the noise of single measurements, for positions that were guessed."""
+    """Forecasts of the model, without the noise of single measurements, for all measured positions."""
     for length in range(1, len(case.longest.acceptance.positions) + 1):
         step_s, draft_s = case.outlook.step_s(length)
         yield Forecast(length, case.outlook.tokens_per_row(length), step_s, draft_s, 0.0, "estimated")
@@ -218,7 +222,8 @@ def _verifyfactor(other: Cell, case: Evidence) -> float | None:
     """Time of verification divided by that of a plain step's forward; None if unknown.
 
     Args:
-        other: another batch, with the prompts and draft length of the case.
+        other: cell with another batch size.
+        case: evidence, whose prompts and draft length are compared.
     """
     if other.texts != case.cell.texts:
         return None
@@ -322,7 +327,7 @@ def _advice(case: Evidence, table: Sequence[Forecast]) -> str:
 
 
 def _explain_loads(loads: Sequence[Load]) -> str:
-    """Text on the loads at which a server gains and at which it loses."""
+    """Explanation of a server's speed-up by load."""
     compared = [load for load in loads if load.speed_up is not None]
     if not compared:
         raise ConfigError("this run has no baseline to explain a speed-up by; measure with --url and --baseline-url")

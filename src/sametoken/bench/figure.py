@@ -1,4 +1,4 @@
-"""Layout of a figure: colours, title, origin of the measurement, legend; and the figure as SVG and as PNG."""
+"""Layout of a figure: colours, title, origin of the measurement, legend; rendering as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sametoken.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-INK = "#2b2f36"  # lines and letters; a page replaces it by the colour of its own text
-# Distinct in hue and in lightness, on white as on near-black (Okabe and Ito's palette, darkest and lightest left out).
+INK = "#2b2f36"  # colour of lines and letters; a page replaces it with its text colour
+# Distinct in hue and lightness, on white and on near-black: Okabe and Ito's palette without the darkest and lightest.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 SIZE = (6.4, 3.6)
 STYLE: dict[Any, Any] = {
@@ -40,7 +40,10 @@ class Chart(NamedTuple):
     """A figure.
 
     Attributes:
-        name: of its file. `caption`: what it shows, for the page and for who cannot see it.
+        name: name of its file, without extension.
+        caption: description, also for screen readers.
+        svg: image as SVG.
+        png: image as PNG.
     """
 
     name: str
@@ -50,22 +53,31 @@ class Chart(NamedTuple):
 
 
 def finish(axes: Axes, title: str, x: str, y: str) -> None:
-    """Add the title, which is the finding, the names of the axes, and the legend."""
+    """Add the title, which states the finding, the labels of the axes, and the legend."""
     axes.set_title(title)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    # Below the axes, so that it hides no data however many lines there are.
+    # Below the axes, so that a long legend hides no data.
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2))
 
 
 def render(name: str, draw: Callable[[Axes], None], origin: str) -> tuple[str, bytes]:
-    """A drawing as SVG and as PNG on white."""
+    """Render a drawing as SVG, and as PNG on white.
+
+    Args:
+        name: name of the figure.
+        draw: function that draws on axes.
+        origin: lines below the title.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
     except ImportError:
         raise ConfigError("matplotlib is not installed; pictures need it: pip install 'sametoken[bench]'") from None
-    # Ids in the SVG are hashes; without a salt of its own, figures of one page would share clip paths.
+    # Ids in the SVG are hashes; without different salts, figures of one page would share clip paths.
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=SIZE)
         axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""Statistics of measurements, pure: percentiles, confidence intervals of ratios, acceptance tables, costs of steps."""
+"""Statistics of measurements: percentiles, confidence intervals of ratios, acceptance tables, costs of steps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sametoken.bench.variant import (
 from sametoken.control.confidence import BINS, Reliability
 from sametoken.engine.stats import SpeculationStats
 
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; beyond, 1.96 + 2.5 / d is within 0.002 of them.
+# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom d; for larger d, 1.96 + 2.5 / d is within 0.002.
 T_QUANTILES = (
     12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
     2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484,
@@ -38,12 +38,15 @@ class StepTimes(NamedTuple):
     """One step of the engine.
 
     Attributes:
-        rows: sequences that got tokens. `context`: their mean length.
-        emitted: tokens of all rows.
-        draft_s, verify_s, host_s: its wall time by part.
-        decoding: whether it read no prompt.
-        draft_len: longest path that any row's draft was allowed.
-        expected_cost: plain steps that the controller expected it to take, 0 where it expected nothing.
+        rows: number of rows that emitted tokens.
+        context: their mean length in tokens.
+        emitted: emitted tokens of all rows.
+        draft_s: wall time of drafting.
+        verify_s: wall time of verification.
+        host_s: remaining wall time.
+        decoding: true if tokens were emitted and no prompt was computed.
+        draft_len: greatest limit of any row's draft, in tokens.
+        expected_cost: time that the controller expected, in plain steps; 0 without an expectation.
     """
 
     rows: int
@@ -62,12 +65,12 @@ class StepTimes(NamedTuple):
 
 
 def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """97.5 % quantile of Student's t."""
     return T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
 
 
 def ratio_interval(ratios: Sequence[float]) -> Estimate:
-    """The geometric mean of paired ratios and its interval, see `INTERVAL_RULE`."""
+    """Geometric mean of paired ratios with its interval, see `INTERVAL_RULE`."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = fmean(logs)
     if len(logs) < 2:
@@ -77,7 +80,7 @@ def ratio_interval(ratios: Sequence[float]) -> Estimate:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Mean and percentiles (linear between the nearest two) of at least one value."""
+    """Mean and percentiles of one or more values, interpolated linearly."""
     ordered = sorted(values)
     return Spread(fmean(ordered), *(_percentile(ordered, share) for share in (0.5, 0.95, 0.99)))
 
@@ -90,16 +93,16 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def per_token(emissions: Sequence[tuple[float, int]]) -> list[float]:
-    """Seconds per token after the first emission: each gap is shared by the tokens it brought.
+    """Seconds per token after the first emission; the time of an emission is divided by its tokens.
 
     Args:
-        emissions: seconds since the request's start, and how many tokens came then.
+        emissions: seconds since the start of the request, and number of tokens.
     """
     return [(later - earlier) / count for (earlier, _), (later, count) in pairwise(emissions) for _ in range(count)]
 
 
 def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
-    """Acceptance over several requests together."""
+    """Acceptance over all requests together."""
     pooled = SpeculationStats.total(stats)
     return AcceptanceTable(
         rate=pooled.acceptance_rate,
@@ -119,7 +122,7 @@ def acceptance(stats: Iterable[SpeculationStats]) -> AcceptanceTable:
 
 
 def reliability(drafter: str, seen: Reliability) -> list[Expectation]:
-    """Expected against real acceptance by bins of the expected chance; bins without a guess are left out."""
+    """Expected and real acceptance by bin of the expected chance, without empty bins."""
     counts = enumerate(zip(seen.tried, seen.expected, seen.accepted, strict=True))
     return [
         Expectation(drafter, place / BINS, (place + 1) / BINS, int(tried), expected / tried, accepted / tried)
@@ -129,7 +132,7 @@ def reliability(drafter: str, seen: Reliability) -> list[Expectation]:
 
 
 def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[int]) -> list[Position]:
-    """The table of acceptance by position from the counts of `SpeculationStats`."""
+    """Acceptance by position, from the counts of `SpeculationStats`."""
     table = []
     for place in range(len(drafted) - 1):
         guessed, kept = sum(drafted[place + 1 :]), sum(accepted[place + 1 :])
@@ -139,7 +142,7 @@ def positions(accepted: Sequence[int], drafted: Sequence[int], tried: Sequence[i
 
 
 def step_costs(steps: Iterable[StepTimes]) -> list[StepCost]:
-    """Median cost of decoding steps by how many rows they had."""
+    """Median cost of decoding steps by number of rows."""
     return [
         StepCost(
             rows=rows,
@@ -153,7 +156,7 @@ def step_costs(steps: Iterable[StepTimes]) -> list[StepCost]:
 
 
 def context_costs(steps: Iterable[StepTimes]) -> list[ContextCost]:
-    """Median cost of decoding steps by the power of two below their mean context, at the commonest number of rows."""
+    """Median cost of decoding steps by power of two of their mean context, at the most frequent number of rows."""
     by_rows = _decoding(steps, lambda step: step.rows)
     commonest = max(by_rows.values(), key=len, default=[])
     return [
@@ -169,7 +172,7 @@ def context_costs(steps: Iterable[StepTimes]) -> list[ContextCost]:
 
 
 def choices(steps: Iterable[StepTimes]) -> list[Choice]:
-    """Decoding steps by the draft length that was allowed."""
+    """Costs and tokens of decoding steps by their greatest draft limit."""
     found = []
     for length, group in sorted(_decoding(steps, lambda step: step.draft_len).items()):
         commonest = max(_decoding(group, lambda step: step.rows).values(), key=len)
@@ -181,7 +184,7 @@ def choices(steps: Iterable[StepTimes]) -> list[Choice]:
 
 
 def _decoding(steps: Iterable[StepTimes], key: Callable[[StepTimes], int]) -> dict[int, list[StepTimes]]:
-    """The steps that read no prompt, by a key."""
+    """Decoding steps, grouped by `key`."""
     groups: dict[int, list[StepTimes]] = {}
     for step in steps:
         if step.decoding:

@@ -1,6 +1,6 @@
-"""The figures of runs: speed-up against draft length, acceptance by position, where time goes, latency against load.
+"""Figures of runs: speed-up by draft length, acceptance by position, time by part, latency by load.
 
-Each stands alone: its title is the finding, below it stand model, machine and date, and a legend explains every line.
+The title of a figure states its finding; model, machine and date stand below the title.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sametoken.bench.variant import Expectation, Variant
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-APART = 0.08  # between marks of one position, in draft tokens
-TREES = 0.5  # of trees from the chains of their length, at most, in draft tokens
-ASIDE = 0.06  # between marks of one batch size, in doublings
+APART = 0.08  # distance between marks of one position, in draft tokens
+TREES = 0.5  # greatest distance of a tree from the chain of its length, in draft tokens
+ASIDE = 0.06  # distance between marks of one batch size, in doublings
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """All figures that the runs have data for.
+    """All figures for the data of the runs.
 
     Raises:
-        ConfigError: matplotlib is not there.
+        ConfigError: matplotlib is not installed.
     """
     cells = [cell for run in runs for cell in run.cells]
     loads = [load for run in runs for load in run.loads]
@@ -40,7 +40,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
 
 
 def _origin(runs: Sequence[Run]) -> str:
-    """Origin of the measurements, with machine and date: a line for each kind of run."""
+    """Model, machine and date of the measurements, one line for each different combination."""
     lines = []
     for run in runs:
         draft = run.settings.get("draft")
@@ -56,7 +56,7 @@ Drawing = tuple[str, str, Callable[["Axes"], None]]
 
 
 def _of_batches(runs: Sequence[Run]) -> Iterator[Drawing]:
-    """Of every run that has the same texts at several batch sizes."""
+    """Figures of equal texts at several batch sizes of one run."""
     found: list[list[Cell]] = []
     for run in runs:
         texts = {cell.texts: [other for other in run.cells if other.texts == cell.texts] for cell in run.cells}
@@ -112,12 +112,12 @@ def _of_loads(loads: Sequence[Load]) -> Iterator[Drawing]:
 
 
 def _chunks(cells: Sequence[Cell]) -> list[Sequence[Cell]]:
-    """No more lines in a figure than there are colours."""
+    """Cells of each figure, at most as many as colours."""
     return [cells[at : at + len(COLOURS)] for at in range(0, len(cells), len(COLOURS))]
 
 
 def _load(axes: Axes, cells: Sequence[Cell]) -> None:
-    """Lines of tokens per second, with the slowest and the fastest round of each."""
+    """Draw tokens per second by batch size, with the slowest and the fastest round."""
     batches = [cell.batch for cell in cells]
     best = [max(cell.shaped, key=lambda one: one.tokens_per_second) for cell in cells]
     chosen = [cell.chosen for cell in cells if cell.chosen is not None]
@@ -154,7 +154,7 @@ def _load(axes: Axes, cells: Sequence[Cell]) -> None:
 
 
 def _load_finding(cells: Sequence[Cell], best: Sequence[Variant]) -> str:
-    """The least that the controller reaches of the best fixed length and of plain decoding, or how far drafts gain."""
+    """Lowest ratios of the controller to the best fixed length and to plain decoding; without it, gains of drafts."""
     pairs = [(cell.chosen, cell.plain, one) for cell, one in zip(cells, best, strict=True) if cell.chosen is not None]
     if len(pairs) < len(cells):
         gains = [one.tokens_per_second / cell.plain.tokens_per_second for cell, one in zip(cells, best, strict=True)]
@@ -168,7 +168,7 @@ def _load_finding(cells: Sequence[Cell], best: Sequence[Variant]) -> str:
 
 
 def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
-    beyond = 1 + max(variant.max_draft_len for cell in cells for variant in cell.fixed)  # the controller's place
+    beyond = 1 + max(variant.max_draft_len for cell in cells for variant in cell.fixed)  # for the controller
     for number, (cell, colour) in enumerate(zip(cells, COLOURS, strict=False)):
         aside = APART * (number - (len(cells) - 1) / 2)
         label = f"{cell.label}, {cell.speculative[0].method}"
@@ -201,7 +201,7 @@ def _speed_up(axes: Axes, cells: Sequence[Cell]) -> None:
 
 
 def _with_intervals(axes: Axes, places: Sequence[float], variants: Sequence[Variant], **look: Any) -> None:
-    """Speed-ups and their 95 % intervals."""
+    """Draw speed-ups and their 95 % intervals."""
     found = [variant.speed_up for variant in variants]
     below = [one.value - (one.value if one.low is None else one.low) for one in found]
     above = [(one.value if one.high is None else one.high) - one.value for one in found]
@@ -209,7 +209,7 @@ def _with_intervals(axes: Axes, places: Sequence[float], variants: Sequence[Vari
 
 
 def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
-    # Batches share a line: they do not change which guesses are accepted.
+    # One line for all batch sizes, which do not change the accepted guesses.
     firsts: list[float] = []
     distinct = {f"{cell.texts}, {cell.speculative[0].method}": cell for cell in cells}
     for (name, cell), colour in zip(distinct.items(), COLOURS, strict=False):
@@ -238,7 +238,7 @@ def _acceptance(axes: Axes, cells: Sequence[Cell]) -> None:
 
 
 def _expectations(cell: Cell) -> dict[str, list[Expectation]]:
-    """Of all variants together, one for each bin, by drafter."""
+    """Expectations over all variants together, one per bin, by drafter."""
     found: dict[str, dict[float, list[Expectation]]] = {}
     for each in (one for variant in cell.speculative for one in variant.acceptance.reliability):
         found.setdefault(each.drafter, {}).setdefault(each.low, []).append(each)
@@ -254,7 +254,7 @@ def _joined(parts: Sequence[Expectation]) -> Expectation:
 
 
 def _expected(axes: Axes, cells: Sequence[Cell]) -> None:
-    """A mark for each bin; more guesses make it larger."""
+    """Draw a mark for each bin, larger for more guesses."""
     bins = [(f"{cell.label}, {name}", found) for cell in cells for name, found in _expectations(cell).items()]
     most, everything = max(one.tried for _, found in bins for one in found), [one for _, found in bins for one in found]
     for number, (label, found) in enumerate(bins):
@@ -276,7 +276,7 @@ def _expected(axes: Axes, cells: Sequence[Cell]) -> None:
 
 
 def _time(axes: Axes, cell: Cell) -> None:
-    """Bars of milliseconds per token, divided by the shares of the time."""
+    """Draw bars of milliseconds per token, divided by the shares of the time."""
     labels = [variant.label for variant in cell.variants]
     left = [0.0] * len(labels)
     parts = {"draft": "making drafts", "verify": "the target's forward, with verification", "host": "everything else"}

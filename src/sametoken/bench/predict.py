@@ -1,9 +1,9 @@
-"""Predicted speed of other draft lengths, from measured acceptance by position and measured costs of steps.
+"""Predicted speed of draft lengths that were not measured, from acceptance by position and costs of steps.
 
-tokens/s of a row = E[tokens per forward] / (draft(k) + verify(k) + host(k)). Costs between measured lengths lie on
-straight lines, beyond them on the line of the last two; positions beyond the longest draft are accepted as the last.
-What the model leaves out (prompts that share steps, batches that run empty) is taken from the measured lengths: the
-speed-up is multiplied by what the model missed at those around, on straight lines too.
+tokens/s of a row = E[tokens per forward] / (draft(k) + verify(k) + host(k)) for length k. Costs are interpolated
+linearly between measured lengths, and extrapolated from the last two. Positions beyond the longest draft have the
+acceptance of the last one. Effects outside this model (steps that also compute prompts, batches that are not full) are
+a factor: measured / predicted speed-up of the measured lengths, interpolated linearly.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from typing import NamedTuple
 from sametoken.bench.record import Cell
 from sametoken.bench.variant import Basis, StepCost, Variant
 
-FARTHEST = 2  # times the longest measured draft, as far as straight lines are trusted
+FARTHEST = 2  # greatest predicted length, in multiples of the longest measured one
 
 
 class Forecast(NamedTuple):
-    """Speed of a draft length, in decoding alone and with the prompts.
+    """Speed of a draft length, for decoding and for whole requests.
 
     Attributes:
-        tokens_per_row: of one step. `step_s`: seconds of that step; `draft_s` of them go to drafting.
-        speed_up: of the whole requests, prompts included.
-        basis: of all figures of the line.
+        draft_len: draft length in tokens.
+        tokens_per_row: emitted tokens per row and step.
+        step_s: seconds of a step.
+        draft_s: seconds of its drafting.
+        speed_up: speed-up of whole requests, with their prompts.
+        basis: origin of the figures.
     """
 
     draft_len: int
@@ -37,11 +40,13 @@ class Forecast(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A cell's measurements, ready to be extended to draft lengths that were not measured.
+    """Model of the speed of a cell by draft length.
 
     Attributes:
-        plain: cost of a plain step. `costs`: of a step by draft length, 0 included, ascending.
-        accepted: `accepted[k]` is the share of decoding forwards that accepted the guess at position k + 1.
+        cell: measurements.
+        plain: cost of a plain step.
+        costs: cost of a step by draft length, ascending from 0.
+        accepted: share of decoding forwards that accepted the guess at position k + 1, at index k.
     """
 
     cell: Cell
@@ -51,7 +56,7 @@ class Outlook:
 
     @classmethod
     def of(cls, cell: Cell) -> Outlook | None:
-        """The outlook of a cell; None where it lacks decoding steps to learn from."""
+        """Model of a cell; None if the cell has too few decoding steps."""
         found = {variant.max_draft_len: common_step(variant, cell.plain) for variant in (cell.plain, *cell.fixed)}
         costs = {length: cost for length, cost in sorted(found.items()) if cost is not None}
         if 0 not in costs or len(costs) < 2:
@@ -60,7 +65,7 @@ class Outlook:
         return cls(cell, costs[0], costs, accepted_shares(longest, cell.requests))
 
     def tokens_per_row(self, draft_len: int) -> float:
-        """E[tokens per forward] of a row."""
+        """Expected tokens per row and forward."""
         known = list(self.accepted[:draft_len])
         if known and draft_len > len(self.accepted):
             before = self.accepted[-2] if len(self.accepted) > 1 else 1.0
@@ -75,7 +80,7 @@ class Outlook:
         return draft + verify + host, draft
 
     def predict(self, draft_len: int) -> Forecast:
-        """Speed of this draft length: measured, or else estimated."""
+        """Measured speed of a draft length, else the estimated one."""
         measured = {v.max_draft_len: v for v in self.cell.fixed if v.max_draft_len in self.costs}
         if variant := measured.get(draft_len):
             cost, tokens = self.costs[draft_len], 1 + sum(accepted_shares(variant, self.cell.requests))
@@ -86,14 +91,14 @@ class Outlook:
         return Forecast(draft_len, self.tokens_per_row(draft_len), *self.step_s(draft_len), speed_up, "estimated")
 
     def modelled(self, draft_len: int) -> float:
-        """The speed-up of whole requests by the model alone: decoding gains, reading the prompt does not."""
+        """Speed-up of whole requests by the model alone: decoding is faster, prompts are not."""
         step_s, _ = self.step_s(draft_len)
         decoding = self.tokens_per_row(draft_len) * self.plain.seconds / step_s
         prompt = self.cell.plain.prompt_share
         return 1 / (prompt + (1 - prompt) / decoding)
 
     def table(self) -> list[Forecast]:
-        """All draft lengths up to the longest measured one, and beyond as long as it gets better."""
+        """Forecasts up to the longest measured length, and beyond it until the speed-up falls."""
         longest = max(self.costs)
         lines = [self.predict(length) for length in range(1, longest + 1)]
         for length in range(longest + 1, FARTHEST * longest + 1):
@@ -104,7 +109,7 @@ class Outlook:
 
 
 def common_step(variant: Variant, plain: Variant) -> StepCost | None:
-    """The cost of a step with as many rows as most plain steps have, or with as many as most of its own."""
+    """Cost of a step with the most frequent number of rows of plain steps, or else of the variant's own steps."""
     if not variant.steps or not plain.steps:
         return None
     rows = max(plain.steps, key=lambda cost: cost.steps).rows
@@ -115,14 +120,15 @@ def accepted_shares(variant: Variant, requests: int) -> list[float]:
     """Shares of decoding forwards that accepted the guess at each position.
 
     Args:
-        requests: of one round; each has one forward more, which read its prompt and had no draft.
+        variant: measured variant.
+        requests: requests of one round; the first forward of a request, for its prompt, has no draft.
     """
     decoding = variant.acceptance.forwards - requests * len(variant.round_s)
     return [position.accepted / decoding for position in variant.acceptance.positions] if decoding > 0 else []
 
 
 def _on_lines(points: dict[int, float], at: int) -> float:
-    """The value at a place from values at two or more ascending ones; never negative."""
+    """Value at `at` from two or more points in ascending order, linear between and beyond them, at least 0."""
     places = list(points)
     right = next((i for i, place in enumerate(places) if place >= at), len(places) - 1)
     a, b = places[max(0, right - 1)], places[max(1, right)]

@@ -1,4 +1,4 @@
-"""Record of a run: the types of its JSON, which `report` and `explain` read back checked.
+"""Record of a run: types of its JSON, and checked reading of it.
 
 All times are in seconds; all shares and rates are in 0 .. 1.
 """
@@ -17,15 +17,18 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.errors import ConfigError, found_wrong, shown
 
 SCHEMA: Literal["sametoken-bench-1"] = "sametoken-bench-1"
-FOREIGN_LOAD = 0.75  # of the load average, beyond our own threads
+FOREIGN_LOAD = 0.75  # load average in excess of the engine's threads that marks a busy machine
 
 
 @dataclass(frozen=True, config=STRICT)
 class Cell:
-    """A workload under one setting, plain decoding first.
+    """Workload under one setting.
 
     Attributes:
-        requests: of one round; prompts are taken again, with other seeds, until the batch is full.
+        prompt_len: tokens that prompts were fitted to; None for prompts as they are.
+        prompts: number of different prompts.
+        requests: requests of one round; prompts repeat with other seeds until the batch is full.
+        variants: measurements, plain decoding first.
     """
 
     workload: str
@@ -39,7 +42,7 @@ class Cell:
 
     @property
     def texts(self) -> str:
-        """Name what decides the outputs and with them the acceptance; the batch does not."""
+        """Description of the setting without the batch size, on which outputs do not depend."""
         prompt = "" if self.prompt_len is None else f", prompts of {self.prompt_len}"
         return f"{self.workload}, temperature {self.temperature:g}{prompt}"
 
@@ -57,18 +60,18 @@ class Cell:
 
     @property
     def shaped(self) -> Sequence[Variant]:
-        """Those whose drafts have one length and number of branches."""
+        """Variants with drafts of one length and number of branches."""
         return [variant for variant in self.speculative if not variant.chosen]
 
     @property
     def fixed(self) -> Sequence[Variant]:
-        """Those of one length that have the fewest branches, so chains unless only trees were measured."""
+        """Variants of one length with the fewest branches: chains, unless only trees were measured."""
         fewest = min(variant.tree_top_k for variant in self.shaped)
         return [variant for variant in self.shaped if variant.tree_top_k == fewest]
 
     @property
     def chosen(self) -> Variant | None:
-        """The controller's, if it was measured."""
+        """Variant of the controller, if it was measured."""
         return next((variant for variant in self.speculative if variant.chosen), None)
 
 
@@ -78,15 +81,18 @@ class Load:
 
     Attributes:
         side: "server" or "baseline".
-        kind: "closed" keeps `level` requests going, "open" starts `level` requests per second at Poisson times.
-        failures: how many requests ended badly, by reason.
-        latency_s, ttft_s: from when a request was due, so waiting for a connection counts.
-        per_token_s: of each request, seconds after its first token / tokens after it.
-        inter_token_s: as of a `Variant`; `inter_token_basis` is "estimated" where the server sends usage only once and
-            tokens are shared among chunks by their characters.
-        speed_up: baseline / this, round by round: of the time per output token for a closed load, of the mean latency
-            for an open one, whose token rate is the arrivals'.
-        equal_texts: share of requests whose text is the baseline's.
+        kind: "closed" keeps `level` requests open, "open" starts `level` requests per second at Poisson times.
+        requests: requests of one round.
+        failures: number of failed requests by reason.
+        latency_s: time from the due time of a request to its end, with the wait for a connection.
+        ttft_s: time from the due time of a request to its first text.
+        per_token_s: of each request, seconds after its first emission / tokens after it.
+        inter_token_s: see `Variant`.
+        inter_token_basis: "estimated" if the server counts tokens only once per request, and they are divided among
+            chunks in proportion to characters.
+        speed_up: baseline / server, paired by round: time per output token of a closed load, mean latency of an open
+            one, whose token rate follows from the arrivals.
+        equal_texts: share of requests with a text equal to the baseline's.
     """
 
     workload: str
@@ -114,10 +120,16 @@ class Load:
 
 @dataclass(frozen=True, config=STRICT)
 class Mismatch:
-    """The first token that differs from the reference, plain decoding of the same request; None past an end.
+    """First token that differs from plain decoding of an equal request.
 
     Attributes:
-        max_draft_len, chosen, tree_top_k: as a `Variant` has them.
+        max_draft_len: see `Variant`.
+        prompt: index of the prompt.
+        position: index of the output token.
+        plain: token of plain decoding; None past its end.
+        found: token of this variant; None past its end.
+        chosen: see `Variant`.
+        tree_top_k: see `Variant`.
     """
 
     workload: str
@@ -137,8 +149,9 @@ class Environment:
     """Environment in which a run took place.
 
     Attributes:
-        load_before, load_after: load averages of the machine, which show who else was at work.
-        kernels: the compiled kernels that computed in this process, "none" where torch did alone; None for a server.
+        load_before: load average of the machine before the run.
+        load_after: load average of the machine after the run.
+        kernels: name of the compiled kernels, "none" if torch computed alone; None for a server.
     """
 
     sametoken: str
@@ -161,7 +174,7 @@ class Environment:
 
     @property
     def busy(self) -> bool:
-        """True if other processes were busy on the machine, so that the measured times include their work."""
+        """True if other processes were busy on the machine, which lengthens the measured times."""
         return self.threads is not None and self.load > self.threads + FOREIGN_LOAD
 
 
@@ -170,9 +183,9 @@ class Run:
     """One call of `sametoken bench`.
 
     Attributes:
-        kind: "engine" measured in this process, "server" over HTTP.
-        settings: what the user chose, all options that were read.
-        basis: whether a figure was measured or estimated, by its name.
+        kind: "engine" for an engine of this process, "server" for servers over HTTP.
+        settings: values of all options.
+        basis: origin of each figure, by its name.
     """
 
     schema: Literal["sametoken-bench-1"]
@@ -192,10 +205,10 @@ RUN: TypeAdapter[Run] = TypeAdapter(Run)
 
 
 def write_run(run: Run, directory: Path) -> Path:
-    """Write a run as `bench-<time>.json` of the directory, which is made; never over another file.
+    """Write a run as `bench-<time>.json` into a directory, which is created; existing files are not replaced.
 
     Raises:
-        ConfigError: it cannot be written there.
+        ConfigError: the file cannot be written.
     """
     stem = f"bench-{run.created.replace(':', '').replace('+0000', 'Z')}"
     names = (f"{stem}{suffix}.json" for suffix in ("", *(f"-{n}" for n in range(2, 1000))))
@@ -209,10 +222,10 @@ def write_run(run: Run, directory: Path) -> Path:
 
 
 def read_runs(places: Sequence[str]) -> list[Run]:
-    """The runs of files and directories, the oldest first.
+    """Runs of files and directories, the oldest first.
 
     Raises:
-        ConfigError: there is none, or a file is not a run.
+        ConfigError: a directory has no run, or a file is not a run.
     """
     files: list[Path] = []
     for place in places:
@@ -230,12 +243,12 @@ def _read_run(file: Path) -> Run:
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}; expected a JSON file of `sametoken bench --out`") from error
     except ValidationError as error:
-        advice = "expected what this version's `sametoken bench --out` writes; measure again"
+        advice = "expected a file of this version's `sametoken bench --out`; measure again"
         raise ConfigError(f"{file} {_damage(error.errors()[0])}; {advice}") from error
 
 
 def _damage(problem: Mapping[str, Any]) -> str:
-    """Error in a file, from an entry of `ValidationError.errors()`."""
+    """Description of an entry of `ValidationError.errors()`."""
     where = ".".join(map(str, problem["loc"]))
     match problem["type"]:
         case "json_invalid":

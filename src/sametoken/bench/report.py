@@ -1,4 +1,4 @@
-"""Report of runs: one HTML page that needs nothing else, in dark and in light, and its figures as PNGs."""
+"""Report of runs: one self-contained HTML page, dark and light, and its figures as PNGs."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ pre {{ background: var(--soft); padding: .75rem 1rem; overflow-x: auto; white-sp
 
 
 def write_report(runs: Sequence[Run], directory: Path) -> list[Path]:
-    """Write `report.html` and the figures' PNGs into a directory, which is made.
+    """Write `report.html` and the figures' PNGs into a directory, which is created.
 
     Raises:
-        ConfigError: matplotlib is not there, or the directory cannot be written.
+        ConfigError: matplotlib is not installed, or a file cannot be written.
     """
     drawn = charts(runs)
     try:
@@ -66,7 +66,7 @@ def write_report(runs: Sequence[Run], directory: Path) -> list[Path]:
 
 
 def render_page(runs: Sequence[Run], drawn: Sequence[Chart]) -> str:
-    """The page: figures first, then every run with its tables, its explanation and where it was made."""
+    """HTML page: figures, then for every run its tables, explanation and environment."""
     parts = ["<h1>sametoken bench</h1>", *(_figure(chart) for chart in drawn)]
     for run in runs:
         parts.append(f"<h2>Run of {escape(run.created)}</h2>\n<pre>{escape(run.environment.command)}</pre>")
@@ -81,7 +81,7 @@ def render_page(runs: Sequence[Run], drawn: Sequence[Chart]) -> str:
 
 def _figure(chart: Chart) -> str:
     svg = chart.svg[chart.svg.index("<svg") :].replace(INK, "currentColor")
-    # An inline picture needs none of these, and each names an address.
+    # Superfluous in an inline image; each names an address.
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(chart.caption)}" ', 1)
     return f"<figure>{svg}<figcaption>{escape(chart.caption)}</figcaption></figure>"

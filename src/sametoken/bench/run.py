@@ -1,4 +1,4 @@
-"""Plain and speculative decoding of the same requests on one engine, in interleaved rounds, compared token by token."""
+"""Plain and speculative decoding of equal requests on one engine, in interleaved rounds, compared token by token."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ WARM_UP_TOKENS = 8
 
 
 class DraftShape(NamedTuple):
-    """Drafting of one variant of a cell: always `max_draft_len` tokens, 0 for none, or up to so many if `chosen`.
+    """Shape of the drafts of one variant.
 
     Attributes:
-        tree_top_k: branches of each level; 1 is a chain.
+        max_draft_len: draft length in tokens, or the longest one if `chosen`; 0 for plain decoding.
+        chosen: true if the controller chooses the length of every step.
+        tree_top_k: branches of each level; 1 for a chain.
     """
 
     max_draft_len: int
@@ -43,12 +45,16 @@ class Grid:
     """Varied settings, and settings common to all cells.
 
     Attributes:
-        draft_lens: longest drafts that are compared with plain decoding.
-        tree_top_ks: branches of their levels, each with each length; 1 is a chain.
-        chosen: measure beside them what the controller does, which chooses up to the longest with the fewest branches.
-        prompt_lens: tokens that prompts are fitted to; None leaves them as they are.
-        output_len: tokens of an output at most.
-        seed: of the first request; each further request has the next.
+        draft_lens: draft lengths that are compared with plain decoding.
+        tree_top_ks: branches of each level, combined with every length; 1 for a chain.
+        chosen: measure the controller too, with the greatest length and the fewest branches.
+        batches: batch sizes.
+        prompt_lens: tokens that prompts are fitted to; None for prompts as they are.
+        temperatures: temperatures of sampling.
+        output_len: greatest number of output tokens.
+        repeat: number of rounds.
+        seed: seed of the first request; each further request has the next one.
+        ignore_eos: generate `output_len` tokens even after an end token.
     """
 
     draft_lens: Sequence[int]
@@ -64,14 +70,14 @@ class Grid:
 
     @property
     def drafts(self) -> list[DraftShape]:
-        """The variants of every cell, plain decoding first."""
+        """Variants of every cell, plain decoding first."""
         fewest = min(self.tree_top_ks)
         fixed = [DraftShape(length, False, branches) for branches in self.tree_top_ks for length in self.draft_lens]
         controller = [DraftShape(max(self.draft_lens), True, fewest)] if self.chosen else []
-        return [DraftShape(0, False, fewest), *fixed, *controller]  # what steps cost is measured in the first one
+        return [DraftShape(0, False, fewest), *fixed, *controller]  # the baseline is first
 
     def takes(self, workloads: int) -> int:
-        """Number of times that all requests of a cell are run, the unit of progress."""
+        """Total number of passes over the requests of a cell, the unit of progress."""
         cells = workloads * len(self.batches) * len(self.prompt_lens) * len(self.temperatures)
         return cells * self.repeat * len(self.drafts)
 
@@ -81,9 +87,9 @@ class GridResult:
     """Result of a run.
 
     Attributes:
-        cells: of all whole rounds.
-        mismatches: for every take whose tokens differ from plain decoding the first difference.
-        interrupted: a KeyboardInterrupt ended the run; the last cell may have fewer rounds than were asked for.
+        cells: measurements of complete rounds.
+        mismatches: first difference of every pass whose tokens differ from plain decoding.
+        interrupted: true after a KeyboardInterrupt, with possibly fewer rounds in the last cell.
     """
 
     cells: list[Cell] = field(default_factory=list)
@@ -91,20 +97,22 @@ class GridResult:
     interrupted: bool = False
 
 
-Reference = dict[int, list[int]]  # the plain tokens of each request
+Reference = dict[int, list[int]]  # tokens of plain decoding, by index of the request
 Prepared = list[tuple[str, list[int]]]  # category and token ids of each prompt
 
 
 def measure_grid(llm: LLM, workloads: Sequence[Workload], grid: Grid, advance: Callable[[str], None]) -> GridResult:
-    """Measure every cell of the grid, or what there is time for until a KeyboardInterrupt.
+    """Measure the cells of the grid until a KeyboardInterrupt.
 
     Args:
-        llm: an engine for the largest batch and the longest draft, without block reuse, which would let only the
-            first round read the prompts.
-        advance: called after every take with a description of it.
+        llm: engine for the largest batch and the longest draft, without block reuse, with which only the first round
+            would compute the prompts.
+        workloads: prompts.
+        grid: settings.
+        advance: function to call after every pass with a description of it.
 
     Raises:
-        PromptTooLongError: a prompt and its output do not fit the context.
+        PromptTooLongError: a prompt and its output do not fit into the context.
     """
     measured = GridResult()
     try:
@@ -123,14 +131,14 @@ def _benches(llm: LLM, workloads: Sequence[Workload], grid: Grid) -> Iterator[tu
             for prompt_len in grid.prompt_lens:
                 fitted = [(category, fit(ids, prompt_len)) for category, ids in prompts]
                 _check_room(llm, fitted, grid.output_len)
-                reference: Reference = {}  # shared by the batches: they may not change a token either
+                reference: Reference = {}  # shared by all batch sizes, which must not change tokens either
                 for batch in grid.batches:
                     jobs = _jobs(fitted, common, grid.seed, batch)
                     yield _Bench(llm, workload.name, jobs, batch, prompt_len, len(fitted)), reference
 
 
 def encode_workload(llm: LLM, workload: Workload, params: SamplingParams) -> Prepared:
-    """Token ids of all prompts; turns after the first follow the plain answers, which are every variant's answers."""
+    """Token ids of all prompts; later turns follow plain answers, which equal those of every variant."""
     prompts: Prepared = []
     plain = replace(params, speculative=RequestSpeculation(enabled=False))
     for item in workload.items:
@@ -161,7 +169,7 @@ def _check_room(llm: LLM, prompts: Prepared, output_len: int) -> None:
 
 
 def _jobs(prompts: Prepared, common: SamplingParams, seed: int, batch: int) -> list[TimedRequest]:
-    """All prompts once, or again and again with other seeds until the batch is full."""
+    """Requests: all prompts once, or repeated with other seeds until the batch is full."""
     return [
         TimedRequest(*prompts[i % len(prompts)], replace(common, seed=seed + i))
         for i in range(max(len(prompts), batch))
@@ -170,7 +178,7 @@ def _jobs(prompts: Prepared, common: SamplingParams, seed: int, batch: int) -> l
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """The jobs of one cell on an engine."""
+    """Requests of one cell on an engine."""
 
     llm: LLM
     workload: str
@@ -180,7 +188,7 @@ class _Bench:
     prompts: int
 
     def measure(self, grid: Grid, reference: Reference, advance: Callable[[str], None], measured: GridResult) -> None:
-        """All variants in `grid.repeat` rounds, each round beginning with another variant; notes whole rounds."""
+        """Measure all variants in `grid.repeat` rounds, which begin with different variants; record complete rounds."""
         variants = grid.drafts
         for drafts in variants:
             self._take(drafts, min(WARM_UP_TOKENS, grid.output_len), self.batch)
@@ -196,7 +204,7 @@ class _Bench:
                 self._note({drafts: own[:rounds] for drafts, own in takes.items()}, reference, measured)
 
     def _note(self, takes: dict[DraftShape, list[Pass]], reference: Reference, measured: GridResult) -> None:
-        """Add the cell of these takes, as many of every variant, plain decoding first."""
+        """Add the cell of the passes of each variant, equally many, plain decoding first."""
         plain = next(iter(takes.values()))
         for place, sample in enumerate(plain[0].samples):
             reference.setdefault(place, sample.token_ids)
@@ -217,7 +225,7 @@ class _Bench:
         measured.cells.append(cell)
 
     def _take(self, drafts: DraftShape, output_len: int, most: int | None = None) -> Pass:
-        """The jobs, or at most some of them, with these drafts."""
+        """One pass over the first `most` requests, or over all, with drafts of this shape."""
         branch(self.llm, drafts.tree_top_k)
         asked = RequestSpeculation(max_draft_len=drafts.max_draft_len, adaptive=drafts.chosen)
         jobs = [j._replace(params=replace(j.params, speculative=asked, max_tokens=output_len)) for j in self.jobs]
@@ -232,7 +240,7 @@ class _Bench:
         return None
 
     def _variant(self, drafts: DraftShape, own: Sequence[Pass], plain: Sequence[Pass]) -> Variant:
-        """A variant's figures over all of its rounds."""
+        """Figures of a variant over all rounds."""
         samples = [sample for take in own for sample in take.samples]
         steps = [step for take in own for step in take.steps]
         seconds = sum(take.seconds for take in own)

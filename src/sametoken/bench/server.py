@@ -1,4 +1,4 @@
-"""Load of OpenAI-compatible servers: closed (so many requests at once) and open (Poisson arrivals), and a baseline."""
+"""Load of OpenAI-compatible servers: closed (constant concurrency) or open (Poisson arrivals), with a baseline."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOTES = (
 
 
 class Target(NamedTuple):
-    """Servers to measure, and the key for them."""
+    """URLs of the measured servers, and their API key."""
 
     urls: dict[Side, str]
     api_key: str | None
@@ -48,14 +48,21 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Requests to the servers.
+    """Loads and requests of a measurement.
 
     Attributes:
-        model: its name there; None is the first that a server lists.
-        closed: numbers of requests kept going. `rates`: requests per second.
-        requests: per load and round; None is one per prompt, two per connection at least.
-        timeout: seconds without a byte after which a request has failed.
-        continuous_usage: ask for token counts in every chunk.
+        target: servers.
+        model: name of the model; None selects the first model that a server lists.
+        closed: concurrencies of closed loads.
+        rates: requests per second of open loads.
+        temperatures: temperatures of sampling.
+        requests: requests per load and round; None for one per prompt, and at least two per connection.
+        output_len: greatest number of output tokens.
+        repeat: number of rounds.
+        seed: seed of the first request; each further request has the next one.
+        timeout: seconds without a byte after which a request fails.
+        ignore_eos: generate `output_len` tokens even after an end token.
+        continuous_usage: request token counts in every chunk.
     """
 
     target: Target
@@ -81,7 +88,7 @@ class Visit:
 
 
 class Round(NamedTuple):
-    """All requests of a load, once."""
+    """One run of all requests of a load, with its wall time."""
 
     answers: list[TimedAnswer]
     seconds: float
@@ -94,16 +101,18 @@ class Round(NamedTuple):
 def measure_loads(
     visit: Visit, workloads: Sequence[Workload], advance: Callable[[str], None]
 ) -> tuple[list[Load], bool]:
-    """Measure every load on every server, or what there is time for until SIGINT or SIGTERM.
+    """Measure all loads on all servers until SIGINT or SIGTERM.
 
     Args:
-        advance: called after every round with a description of it.
+        visit: loads and requests.
+        workloads: prompts.
+        advance: function to call after every round with a description of it.
 
     Returns:
-        The loads, of whole rounds, and whether a signal ended the run.
+        Loads of complete rounds, and True if a signal ended the run.
 
     Raises:
-        SametokenError: a server cannot be reached, counts no tokens, or every request of a load failed.
+        SametokenError: a server cannot be reached or counts no tokens, or all requests of a load failed.
     """
     loads: list[Load] = []
     return loads, asyncio.run(_measure(visit, workloads, advance, loads))
@@ -138,7 +147,7 @@ async def _measure_all(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One load of one workload."""
+    """One load with one workload."""
 
     visit: Visit
     workload: Workload
@@ -154,7 +163,7 @@ class _Place:
     async def measure(
         self, clients: dict[Side, tuple[Client, str]], advance: Callable[[str], None], loads: list[Load]
     ) -> None:
-        """Add the load of each side, of whole rounds."""
+        """Measure both sides in alternating order, and add the load of each from complete rounds."""
         for client, model in clients.values():
             await asyncio.gather(*(self._ask(client, model, i, time.perf_counter()) for i in range(WARM_UP)))
         rounds: dict[Side, list[Round]] = {side: [] for side in clients}
@@ -204,7 +213,7 @@ class _Place:
             "seed": visit.seed + number,
             "stream_options": {"include_usage": True},
         }
-        # Extensions are sent only if asked for: a strict server refuses what it does not know.
+        # Extensions are sent on request only: a strict server refuses unknown fields.
         if visit.continuous_usage:
             body["stream_options"]["continuous_usage_stats"] = True
         if visit.ignore_eos:
@@ -218,7 +227,7 @@ class _Place:
         reasons = Counter(answer.failure for answer in taken.answers if answer.failure is not None)
         if NO_USAGE in reasons and not taken.good:
             raise SametokenError(
-                f"{url} sends no usage although stream_options.include_usage asks for it: tokens cannot be counted "
+                f"{url} sends no usage in spite of stream_options.include_usage: tokens cannot be counted "
                 "(chunks are not tokens); expected a server, or a proxy before it, that passes usage on"
             )
         if not taken.good:
@@ -255,22 +264,20 @@ class _Place:
         )
 
     def _cost(self, taken: Round) -> float:
-        """Quantity that a speed-up compares: seconds per token, or mean latency if arrivals determine the token
-        rate.
-        """
+        """Seconds per token of a closed load; mean latency of an open one, whose token rate follows from arrivals."""
         if self.kind == "closed":
             return taken.seconds / sum(answer.tokens or 0 for answer in taken.good)
         return sum(answer.latency for answer in taken.good) / len(taken.good)
 
 
 def _mean_gap(emissions: Sequence[tuple[float, int]]) -> float | None:
-    """Seconds per token after the first emission; None where there is only one."""
+    """Mean seconds per token after the first emission; None if there is only one."""
     after = sum(count for _, count in emissions[1:])
     return (emissions[-1][0] - emissions[0][0]) / after if after else None
 
 
 def _equal(pairs: Sequence[tuple[Round, Round]]) -> float:
-    """The share of requests, of those that succeeded on both sides, with the same text."""
+    """Share of the requests that succeeded on both sides whose texts are equal."""
     both = [
         a.text == b.text
         for plain, fast in pairs

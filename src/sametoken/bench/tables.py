@@ -1,4 +1,4 @@
-"""The results of a run as tables of words, which the terminal and the page show alike."""
+"""Results of a run as tables of text, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from sametoken.bench.variant import Estimate, Spread, Variant
 
 
 class Table(NamedTuple):
-    """A table.
+    """Table of text.
 
     Attributes:
-        title: what it shows. `rows`: as long as `head`, or shorter.
+        title: title.
+        head: headings of the columns.
+        rows: cells of each row, at most as many as `head`.
     """
 
     title: str
@@ -150,7 +152,7 @@ def _latencies_of(loads: Sequence[Load]) -> Table:
 
 
 def verdicts(run: Run) -> list[str]:
-    """Lines about outputs that are equal or different, failed requests, and estimated values."""
+    """Lines on equal or different outputs, failed requests, and estimated values."""
     distinct = list(Counter(run.mismatches).items())
     texts = [f"different from plain decoding: {_mismatch(found)}, in {count} takes" for found, count in distinct[:5]]
     if run.mismatches:
@@ -189,7 +191,7 @@ def _latencies(spread: Spread | None, mark: str = "") -> tuple[str, str, str]:
 
 
 def factor(interval: Estimate) -> str:
-    """A factor with its interval."""
+    """Text of a factor with its interval."""
     limits = "" if interval.low is None else f" [{interval.low:.2f}, {interval.high:.2f}]"
     return f"{interval.value:.2f}x{limits}"
 

@@ -1,4 +1,4 @@
-"""Measurement of one way to draft: speed, acceptance, the time of its parts, and what the controller chose.
+"""Measurement of one variant of decoding: speed, acceptance, time of its parts, choices of the controller.
 
 All times are in seconds; all shares and rates are in 0 .. 1.
 """
@@ -17,7 +17,7 @@ STRICT = ConfigDict(extra="forbid")
 
 @dataclass(frozen=True, config=STRICT)
 class Estimate:
-    """A figure and its 95 % confidence interval, which one round does not have."""
+    """Value with its 95 % confidence interval, which needs two or more rounds."""
 
     value: float
     low: float | None = None
@@ -36,13 +36,15 @@ class Spread:
 
 @dataclass(frozen=True, config=STRICT)
 class Position:
-    """Outcome of the guesses at one place of a draft.
+    """Acceptance of the guesses at one position of a draft.
 
     Attributes:
-        position: from 1, the guess right after the pending token.
-        drafted: forwards with a guess there. `tried`: those of them that accepted all guesses before it.
-        accepted: forwards that accepted it.
-        unconditional: accepted / drafted. `conditional`: accepted / tried, None where nothing came so far.
+        position: position from 1, for the guess after the pending token.
+        drafted: forwards with a guess at this position.
+        tried: forwards that also accepted all guesses before it.
+        accepted: forwards that accepted the guess.
+        unconditional: accepted / drafted.
+        conditional: accepted / tried; None without tried guesses.
     """
 
     position: int
@@ -55,11 +57,15 @@ class Position:
 
 @dataclass(frozen=True, config=STRICT)
 class Expectation:
-    """Guesses of one drafter of which about the same chance was expected, once all before them had come true.
+    """Guesses of one drafter after an accepted prefix, in one bin of their expected chance.
 
     Attributes:
-        low, high: the chances of this bin.
-        tried: guesses. `expected`: their mean chance. `accepted`: the share of them that came true.
+        drafter: name of the drafter.
+        low: lower bound of the bin.
+        high: upper bound of the bin.
+        tried: number of guesses.
+        expected: mean expected chance.
+        accepted: share of accepted guesses.
     """
 
     drafter: str
@@ -76,12 +82,18 @@ class AcceptanceTable:
 
     Attributes:
         rate: accepted / drafted tokens.
-        length: tokens emitted per target forward, bonus included.
+        length: emitted tokens per target forward, with the bonus token.
         forwards_per_token: target forwards per emitted token of a request.
-        accepted_lengths: a histogram: `accepted_lengths[a]` is the number of forwards that accepted a draft tokens.
-        drafted_lengths: the same of drafts: `drafted_lengths[d]` forwards had d draft tokens on the longest path.
-        drafted_by, plain: forwards with a draft by drafter, and without one by reason, see `SpeculationStats`.
-        reliability: expected against real acceptance, where a drafter says how clearly its guesses won their draws.
+        forwards: number of target forwards.
+        emitted: number of emitted tokens.
+        drafted: number of draft tokens.
+        accepted: number of accepted draft tokens.
+        accepted_lengths: number of forwards that accepted a draft tokens, at index a.
+        drafted_lengths: number of forwards with d draft tokens on the longest path, at index d.
+        positions: acceptance by position.
+        drafted_by: number of forwards with a draft, by drafter.
+        plain: number of forwards without a draft, by reason, see `SpeculationStats`.
+        reliability: expected and real acceptance, for drafters that return the confidence of their guesses.
     """
 
     rate: float
@@ -101,7 +113,7 @@ class AcceptanceTable:
 
 @dataclass(frozen=True, config=STRICT)
 class TimeShares:
-    """Shares of the wall time: making and feeding drafts, the target's forward with verification, the rest."""
+    """Shares of the wall time: drafting, the target's forward with verification, and the host's remaining work."""
 
     draft: float
     verify: float
@@ -110,7 +122,7 @@ class TimeShares:
 
 @dataclass(frozen=True, config=STRICT)
 class StepCost:
-    """Decoding steps of so many rows: median seconds by part."""
+    """Median seconds of decoding steps with `rows` rows, by part."""
 
     rows: int
     steps: int
@@ -125,7 +137,7 @@ class StepCost:
 
 @dataclass(frozen=True, config=STRICT)
 class ContextCost:
-    """Decoding steps whose mean context was `low` .. `high` - 1 tokens: median seconds, tokens per row and step."""
+    """Median seconds and tokens per row of decoding steps with a mean context of `low` .. `high` - 1 tokens."""
 
     low: int
     high: int
@@ -136,12 +148,14 @@ class ContextCost:
 
 @dataclass(frozen=True, config=STRICT)
 class Choice:
-    """Decoding steps in which the longest draft that any row was allowed had `draft_len` tokens; 0 for no draft.
+    """Decoding steps with an equal greatest draft limit.
 
     Attributes:
-        step_s: median seconds of those with the commonest number of rows.
-        tokens_per_row: that a step emits, the bonus token included.
-        expected_cost: plain steps that the controller expected such a step to take, on average; None where it did not.
+        draft_len: greatest draft limit of any row, in tokens; 0 for no draft.
+        steps: number of steps.
+        step_s: median seconds of the steps with the most frequent number of rows.
+        tokens_per_row: emitted tokens per row and step, with the bonus token.
+        expected_cost: mean time that the controller expected, in plain steps; None without an expectation.
     """
 
     draft_len: int
@@ -153,7 +167,7 @@ class Choice:
 
 @dataclass(frozen=True, config=STRICT)
 class Category:
-    """One category of a workload; its speed-up is of the requests' own seconds, from arrival to last token."""
+    """One category of a workload; its speed-up compares seconds from arrival to last token of its requests."""
 
     name: str
     requests: int
@@ -164,17 +178,26 @@ class Category:
 
 @dataclass(frozen=True, config=STRICT)
 class Variant:
-    """One way to decode the prompts of a cell.
+    """Decoding of the prompts of a cell with one shape of drafts.
 
     Attributes:
-        max_draft_len: longest draft; 0 is plain decoding.
-        chosen: the controller chose the length of every step, up to `max_draft_len`; else all drafts had that length.
-        choices: the lengths that it chose, the shortest first; empty where it was off.
-        tree_top_k: branches of each level of a draft; 1 is a chain.
-        tokens: of one round. `round_s`: wall time of each round.
-        prompt_share: share of the requests' time before the first token, which no draft shortens.
-        inter_token_s: gaps between emissions over the tokens of the later one, each token counted.
-        speed_up: plain time / this time, round by round.
+        max_draft_len: draft length in tokens, or the longest one if `chosen`; 0 for plain decoding.
+        method: name of the drafter.
+        tokens: tokens of one round.
+        round_s: wall time of each round.
+        tokens_per_second: tokens per second over all rounds.
+        speed_up: time of plain decoding / time of this variant, paired by round.
+        acceptance: acceptance over all requests.
+        ttft_s: time to the first token.
+        inter_token_s: time per token between emissions; None if every request had one emission.
+        prompt_share: share of the requests' time before the first token, which drafts do not shorten.
+        time_share: shares of the wall time by part.
+        steps: costs of decoding steps by number of rows.
+        contexts: costs of decoding steps by context.
+        categories: figures by category of the prompts.
+        chosen: true if the controller chose the length of every step.
+        choices: decoding steps by chosen length, the shortest first; empty unless `chosen`.
+        tree_top_k: branches of each draft level; 1 for a chain.
     """
 
     max_draft_len: int
@@ -201,6 +224,6 @@ class Variant:
 
     @property
     def shape(self) -> str:
-        """Of its drafts: "4", "4x2" for a tree with 2 branches a level, or "chosen"."""
+        """Shape of the drafts: "4", "4x2" for a tree with 2 branches per level, or "chosen"."""
         branches = f"x{self.tree_top_k}" if self.tree_top_k > 1 else ""
         return "chosen" if self.chosen else f"{self.max_draft_len}{branches}"

@@ -1,4 +1,4 @@
-"""Workloads: prompts by category, built in, from files of prompts, or from a dataset of the Hub."""
+"""Workloads: prompts by category, built in, from files, or from a dataset of the Hub."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ HUB = "hf:"
 
 
 class Workload(NamedTuple):
-    """Prompts under a name.
+    """Named prompts.
 
     Attributes:
-        format: what the entries were recognised as.
+        name: name of the workload.
+        format: recognised format of the entries.
+        items: prompts.
     """
 
     name: str
@@ -31,16 +33,16 @@ class Workload(NamedTuple):
 
 
 def read_workload(name: str, limit: int | None = None, categories: Sequence[str] = (), turns: int = 1) -> Workload:
-    """A workload by its name.
+    """Read a workload.
 
     Args:
         name: "builtin", a file of JSON lines, or "hf:org/name[:split[:column]]".
-        limit: prompts to take at most, the first of each category in turn, so that every category is there.
-        categories: only these; () is all.
-        turns: turns of a conversation to take at most.
+        limit: greatest number of prompts, selected evenly from all categories.
+        categories: selected categories; () for all.
+        turns: greatest number of turns of a conversation.
 
     Raises:
-        SametokenError: nothing can be read there, its format is not known, or it lacks a category.
+        SametokenError: the workload cannot be read, its format is unknown, or it lacks a category.
     """
     if name == BUILTIN:
         read = Workload(name, BUILTIN, tuple(PromptItem(category, as_turn(text)) for category, text in CATEGORISED))
@@ -69,7 +71,7 @@ def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workl
 
 
 def _spread(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
-    """At most `limit` items in their order, as evenly from all categories as these allow."""
+    """First items of each category, at most `limit` in all, as evenly as possible, in their original order."""
     seen: dict[str, int] = {}
     ranks = []
     for place, item in enumerate(items):
@@ -79,7 +81,7 @@ def _spread(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
 
 
 def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]:
-    """The rows of a dataset of the Hub and the column that was named, if one was."""
+    """Rows of a dataset of the Hub, and the stated column or None."""
     parts = name.removeprefix(HUB).split(":")
     if len(parts) > 3 or not all(parts):
         raise ConfigError(f"--workload {name}: expected hf:org/name, hf:org/name:split or hf:org/name:split:column")
@@ -91,10 +93,10 @@ def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]
         raise ConfigError(f"datasets is not installed; --workload {name} needs it: pip install datasets") from None
     try:
         rows: Iterable[Any] = datasets.load_dataset(dataset, split=split, streaming=True)
-        # Categories may come one after the other; a limit is taken evenly from what a part of the rows shows.
+        # A dataset may be sorted by category; more rows than the limit are read to find several categories.
         taken = list(islice(rows, None if limit is None else 64 * limit))
     except Exception as error:
-        # The library raises whatever its readers, its file system and its HTTP client raise.
+        # The library passes on all errors of its readers, its file system and its HTTP client.
         raise HubError(
             f"--workload {name}: {type(error).__name__}: {str(error)[:200]}; expected a dataset with the split "
             f"{split!r} that can be reached"
@@ -105,14 +107,14 @@ def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]
 
 
 def spell_turn(llm: LLM, source: Source) -> list[int]:
-    """Token ids of a prompt; a single turn is its text where the model has no chat template."""
+    """Token ids of a prompt; without a chat template, those of the text of a single turn."""
     if isinstance(source, Conversation) and len(source.messages) == 1 and not llm.tokenizer.has_chat_template:
         return encode_prompt(llm.tokenizer, str(source.messages[0].get("content", ""))).ids
     return encode_prompt(llm.tokenizer, source).ids
 
 
 def fit(ids: Sequence[int], length: int | None) -> list[int]:
-    """A prompt of exactly `length` tokens: its first ones, or all of it again and again; None leaves it as it is."""
+    """Prompt of exactly `length` tokens: its first ones, or the prompt repeated; unchanged for None."""
     if length is None:
         return list(ids)
     return list(islice((token for _ in range(-(-length // len(ids))) for token in ids), length))
