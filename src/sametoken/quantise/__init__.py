@@ -1,1 +1,1 @@
-"""`sametoken quantize`: a plain checkpoint into one that other tools read, layer by layer, with what it costs."""
+"""`sametoken quantize`: quantisation of a plain checkpoint, layer by layer, with its cost in accuracy."""

@@ -1,4 +1,4 @@
-"""Text that a model is calibrated with and evaluated on: documents of a file, or the prompts of this package."""
+"""Text for calibration and evaluation: documents of a file, or the prompts of this package."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from sametoken.errors import DataError
 from sametoken.prompts.files import parse_items
 from sametoken.prompts.sources import BUILT_IN, Conversation, Source, encode_prompt, encode_texts
 
-HELD_OUT = 3  # every so many documents one is held out
-LONGEST = 2048  # tokens that documents are cut at
+HELD_OUT = 3  # one of so many documents is held out
+LONGEST = 2048  # longest document, in tokens; longer ones are cut
 
 
 class Documents(NamedTuple):
     """Token ids of documents.
 
     Attributes:
-        calibration, held_out: int64 [S] each; no document is in both.
-        prompts: ids of the held-out documents' prompts, which a draft's acceptance is measured with.
-        origin: where they are from, in words.
+        calibration: documents for calibration, int64 [S] each.
+        held_out: other documents for evaluation, int64 [S] each.
+        prompts: prompts of the held-out documents, for the acceptance of a draft.
+        origin: description of the source.
     """
 
     calibration: list[Tensor]
@@ -39,16 +40,17 @@ class _Document(NamedTuple):
 
 
 def read_documents(file: str | None, tokenizer: Tokenizer, longest: int, most: tuple[int, int]) -> Documents:
-    """The first documents of a file, or the package's prompts; every third one is held out.
+    """Read the first documents of a file, or the package's prompts; every third one is held out.
 
     Args:
         file: JSON lines with conversations, texts or prompts; None for the package's prompts.
-        longest: tokens that the model can read.
-        most: tokens of calibration and of held-out documents at most.
+        tokenizer: tokenizer of the model.
+        longest: context length of the model, in tokens.
+        most: greatest number of tokens of calibration and of held-out documents.
 
     Raises:
-        DataError: the file is unreadable, a line is none of these, or fewer than three documents are there.
-        RequestError: a line is no prompt.
+        DataError: the file is unreadable, a line has another format, or there are fewer than three documents.
+        RequestError: a line is not a valid prompt.
     """
     found = _of_file(file, tokenizer) if file else (_Document(ids, ids) for _, ids in encode_texts(tokenizer))
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -75,7 +77,7 @@ def _of_file(file: str, tokenizer: Tokenizer) -> Iterator[_Document]:
 
 
 def _document(row: DataRow, tokenizer: Tokenizer) -> _Document | None:
-    """None for a row without text."""
+    """Document of a row; None for a row without text."""
     if isinstance(text := row.entry.get("text"), str):
         ids = tokenizer.encode(text)
         return _Document(ids, ids[: max(1, len(ids) // 4)])

@@ -1,4 +1,4 @@
-"""A head with its linear layers rounded, and what that does to their outputs on the hidden states of its target."""
+"""Quantisation of a head's linear layers, with the errors of their outputs on hidden states of the target."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sametoken.train.targets import Source, read_outer, run
 
 
 class HeadAndTarget(NamedTuple):
-    """A head on disk and its target, with the target's name."""
+    """Directories of a head and of its target, with the target's name."""
 
     head: Path
     target: Path
@@ -35,7 +35,7 @@ class HeadAndTarget(NamedTuple):
 
 
 class _Watched:
-    """A layer whose rows are seen and left as they are, see `TrainedForm`."""
+    """`TrainedForm` that records the inputs of a layer and changes nothing."""
 
     def __init__(self) -> None:
         self.inputs = Inputs()
@@ -51,17 +51,20 @@ class _Watched:
 def quantise_head(
     place: HeadAndTarget, stored: StoredFormat, documents: list[Tensor], output: Path
 ) -> list[LayerError]:
-    """Write a rounded head and return the error of each layer.
+    """Write a quantised head and return the error of each layer.
 
-    Weights are rounded as `train --quantize-aware` rounds them: no document has a part in the codes.
+    Weights are rounded like those of `train --quantize-aware`, independent of the documents.
 
     Args:
-        documents: token ids [S] that errors are measured on.
-        output: directory that is made.
+        place: head and target.
+        stored: format.
+        documents: token ids for the measurement of errors, int64 [S] each.
+        output: directory, which is created.
 
     Raises:
-        UnsupportedModelError: the head is quantised already, or a layer's inputs are no whole groups.
-        CheckpointError, DraftMismatchError: as `heads.read.read_head`.
+        UnsupportedModelError: the head is already quantised, or the inputs of a layer do not divide into groups.
+        CheckpointError: see `heads.read.read_head`.
+        DraftMismatchError: see `heads.read.read_head`.
     """
     if (scheme := stored_scheme(place.head)) is not None:
         raise UnsupportedModelError(
@@ -88,7 +91,7 @@ def _error(seen: Inputs, weight: Tensor, head: Head, name: str) -> float | None:
 
 @torch.no_grad()
 def _calibrated(head: Head, place: HeadAndTarget, target: ModelConfig, documents: list[Tensor]) -> dict[str, Inputs]:
-    """Inputs of each layer in the unrolled head; empty for kinds that cannot be trained."""
+    """Inputs of each layer of the unrolled head; without rows for kinds that cannot be trained."""
     watched = {name: _Watched() for name in linears(head)}
     kind = head_kind(head.config).kind
     if kind.objective:
@@ -98,7 +101,7 @@ def _calibrated(head: Head, place: HeadAndTarget, target: ModelConfig, documents
         objective = made(head, outer, training.loss(), torch.float32, target_name=place.target_name)
         for name, linear in linears(head).items():
             linear.trained = watched[name]
-        dtype = torch.bfloat16 if target.dtype == "bfloat16" else torch.float32  # as it is served: packed, in its size
+        dtype = torch.bfloat16 if target.dtype == "bfloat16" else torch.float32  # data type of serving
         source = run(place.target, objective.taps, max(map(len, documents)), dtype, torch.device("cpu"))
         for ids in documents:
             _forward(objective, source, ids)

@@ -1,4 +1,4 @@
-"""Inputs of linear layers while a model is calibrated: mean squares, the greatest size, and some rows."""
+"""Inputs of linear layers during calibration: mean squares, greatest magnitude, and some rows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from sametoken.model.block import Block
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Linear
 
-ROWS = 512  # rows kept of a layer, to measure its error with
-PER_CALL = 64  # of them from one call at most
+ROWS = 512  # most recorded rows of a layer, for the measurement of its error
+PER_CALL = 64  # most recorded rows of one call
 
 
 class Inputs:
-    """The inputs of one linear layer, call by call."""
+    """Inputs of one linear layer over several calls.
+
+    Attributes:
+        peak: greatest magnitude of an input.
+    """
 
     def __init__(self) -> None:
         self._squares: Tensor | None = None
@@ -27,7 +31,7 @@ class Inputs:
         self.peak = 0.0
 
     def see(self, x: Tensor) -> None:
-        """Count rows x [M, in]."""
+        """Add input rows `x` [M, in]."""
         wide = x.to(torch.float32)
         squares = wide.square().sum(0)
         self._squares = squares if self._squares is None else self._squares + squares
@@ -38,17 +42,20 @@ class Inputs:
 
     @property
     def importance(self) -> Tensor | None:
-        """[in] mean squares, not below a thousandth of their mean; None where nothing was read."""
+        """Mean squares of the inputs, [in], at least a thousandth of their mean; None without inputs."""
         if self._squares is None:
             return None
         mean = self._squares / self._count
         return mean.clamp(min=float(mean.mean()) / 1000 or 1.0)
 
     def error(self, weight: Tensor, rounded: Coded) -> Tensor | None:
-        """[out, 2] squares of the error of each output on the kept rows, and of the output itself; None without rows.
+        """Sums of squares over the recorded rows, of the error of each output and of the output, [out, 2].
+
+        None without rows.
 
         Args:
-            weight: [out, in] that was rounded.
+            weight: original weight [out, in].
+            rounded: quantised weight.
         """
         if not self._rows:
             return None
@@ -59,7 +66,7 @@ class Inputs:
 
 
 def linears(block: Block) -> dict[str, Linear]:
-    """The layers of a block that can be quantised, by name: all but the routers of experts."""
+    """Linear layers of a block that can be quantised, by name: all except routers of experts."""
     return {
         name: module
         for name, module in block.named_modules()
@@ -69,7 +76,7 @@ def linears(block: Block) -> dict[str, Linear]:
 
 @contextmanager
 def watching(modules: dict[str, Linear]) -> Iterator[dict[str, Inputs]]:
-    """Record the inputs of the modules within the block."""
+    """Record the inputs of modules inside the `with` statement."""
     seen = {name: Inputs() for name in modules}
 
     def hook(name: str) -> Any:

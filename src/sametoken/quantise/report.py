@@ -12,12 +12,12 @@ from sametoken.quantise.run import LayerError
 from sametoken.train.evaluate import Asked, Evaluation, Question, evaluate, open_llm
 
 REPORT = "quantization_report.json"
-WORST = 5  # layers that are printed
+WORST = 5  # number of printed layers
 
 
 @dataclass(frozen=True)
 class DraftAcceptance:
-    """Acceptance length of a draft on the held-out prompts before and after: the target, or the draft, is rounded."""
+    """Acceptance length of a draft on the held-out prompts, before and after quantisation of target or draft."""
 
     draft: str
     before: float
@@ -27,7 +27,7 @@ class DraftAcceptance:
     tokens: int
 
     def line(self) -> str:
-        """Line of text for people."""
+        """Printed line."""
         return (
             f"acceptance length of {self.draft} on {self.prompts} held-out prompts: "
             f"{self.before:.3f} -> {self.after:.3f}"
@@ -36,16 +36,24 @@ class DraftAcceptance:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it.
+    """Cost of quantising a model.
 
     Attributes:
-        model, format, group: what was rounded to what; the group is None where rows have one scale.
-        data: where the documents are from.
-        calibration_documents, calibration_tokens, held_out_documents, held_out_tokens: how many.
-        loss_before, loss_after: mean negative log-likelihood of the held-out tokens, in nats.
-        bytes_before, bytes_after: of the weight files.
+        model: quantised model.
+        format: format of the weights.
+        group: inputs that share a scale; None for one scale per row.
+        data: source of the documents.
+        calibration_documents: number of documents for calibration.
+        calibration_tokens: number of their tokens.
+        held_out_documents: number of documents for evaluation.
+        held_out_tokens: number of their tokens.
+        loss_before: mean negative log-likelihood of the held-out tokens before quantisation, in nats.
+        loss_after: mean negative log-likelihood after it.
+        bytes_before: size of the weight files before it.
+        bytes_after: size of the weight files after it.
+        seconds: duration.
         layers: relative error of each layer's outputs on calibration inputs.
-        acceptance: None where no draft was given.
+        acceptance: acceptance of a draft; None without a draft.
     """
 
     model: str
@@ -65,11 +73,11 @@ class Report:
     acceptance: DraftAcceptance | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the report's file."""
+        """Content of the report file."""
         return {**asdict(self), "layers": [each._asdict() for each in self.layers]}
 
     def lines(self) -> list[str]:
-        """Lines of text for people."""
+        """Printed lines."""
         return [
             _size(self.format, self.bytes_before, self.bytes_after),
             f"calibrated with {self.calibration_tokens} tokens, {self.calibration_documents} documents of {self.data}",
@@ -81,7 +89,7 @@ class Report:
 
 @dataclass(frozen=True)
 class HeadReport:
-    """Cost of rounding a head, with the fields of `Report`; its acceptance is that of drafts before and after."""
+    """Cost of quantising a head; fields as in `Report`, with the acceptance of the head before and after."""
 
     model: str
     target: str
@@ -97,11 +105,11 @@ class HeadReport:
     acceptance: DraftAcceptance
 
     def to_json(self) -> dict[str, Any]:
-        """The content of the report's file."""
+        """Content of the report file."""
         return {**asdict(self), "layers": [each._asdict() for each in self.layers]}
 
     def lines(self) -> list[str]:
-        """Lines of text for people."""
+        """Printed lines."""
         return [
             _size(self.format, self.bytes_before, self.bytes_after),
             f"errors measured with {self.calibration_tokens} tokens, {self.calibration_documents} documents of "
@@ -125,10 +133,11 @@ def _errors(layers: Sequence[LayerError]) -> Iterator[str]:
 
 
 def accepted(target: str | Path, draft: str, prompts: list[list[int]], asked: Asked) -> Evaluation:
-    """Measure a draft on the prompts that fit the context.
+    """Measure a draft on the prompts that fit into the context.
 
     Raises:
-        DataError: none fits. SametokenError: the draft is not made for the target.
+        DataError: no prompt fits.
+        SametokenError: the draft does not belong to the target.
     """
     llm = open_llm(str(target), draft, asked)
     fitting = [Question(ids, "") for ids in prompts if len(ids) + asked.tokens <= llm.max_seq_len]

@@ -1,7 +1,7 @@
-"""The way through a model: each block is calibrated, rounded, written and forgotten, then the next one is read.
+"""Quantisation of a model block by block: read, calibrate, round, write, release.
 
-Two streams of hidden states go through: the plain model's, which calibrates, and on the held-out documents also the
-quantised model's, so that both losses are known at the end and no model is ever whole in memory.
+Hidden states of the plain model pass through the plain blocks, for calibration and for the loss on held-out documents;
+those of the quantised model pass through the rounded blocks. No model is in memory as a whole.
 Legend: S tokens of a batch, H hidden size, V vocabulary.
 """
 
@@ -27,37 +27,44 @@ from sametoken.quantise.documents import Documents
 from sametoken.quantise.inputs import Inputs, linears, watching
 from sametoken.quantise.source import OUTER, PlainCheckpoint
 
-BATCH = 2048  # tokens that go through a block at once
-LOGITS = 128  # rows of scores at once
+BATCH = 2048  # most tokens of a batch, unless a document is longer
+LOGITS = 128  # rows of logits computed at once
 
 
 class Sink(Protocol):
-    """Destination of the tensors of a checkpoint, one after the other.
+    """Destination of the tensors of a checkpoint.
 
     Attributes:
-        rounds_outer: whether token vectors and output head are rounded too.
+        rounds_outer: true if embeddings and lm_head are quantised too.
     """
 
     rounds_outer: bool
 
     def add(self, name: str, value: Tensor | Coded, peak: float = 0.0) -> None:
-        """A tensor under its name in a Hugging Face checkpoint; `peak` is the greatest input of a rounded weight."""
+        """Add a tensor.
+
+        Args:
+            name: name of the tensor in a Hugging Face checkpoint.
+            value: tensor or quantised weight.
+            peak: greatest input magnitude of a quantised weight.
+        """
         ...
 
 
 class LayerError(NamedTuple):
-    """A rounded layer: its name, and the error of its outputs relative to them, None where no document reached it."""
+    """Quantised layer and the relative error of its outputs; None if no token reached the layer."""
 
     module: str
     error: float | None
 
 
 class RoundingCost(NamedTuple):
-    """Cost of rounding.
+    """Cost of quantisation.
 
     Attributes:
-        layers: the rounded layers in the order of the blocks.
-        before, after: mean negative log-likelihood of the held-out tokens, in nats.
+        layers: quantised layers in order of the blocks.
+        before: mean negative log-likelihood of the held-out tokens before it, in nats.
+        after: mean negative log-likelihood after it.
     """
 
     layers: list[LayerError]
@@ -66,7 +73,7 @@ class RoundingCost(NamedTuple):
 
 
 class _Stream:
-    """Documents on their way: batches and their hidden states [S, H]."""
+    """Batches of documents and their hidden states [S, H]."""
 
     def __init__(self, documents: Sequence[Tensor], vectors: Tensor, shapes: Decoder) -> None:
         self._shapes = shapes
@@ -110,15 +117,18 @@ def quantise(
     sink: Sink,
     progress: Callable[[], None] = lambda: None,
 ) -> RoundingCost:
-    """Round a checkpoint's linear layers, block by block, and measure what that costs.
+    """Quantise the linear layers of a checkpoint block by block, and measure the cost.
 
     Args:
-        sink: gets every tensor.
-        progress: called after each block.
+        source: checkpoint.
+        rounding: rounding of a weight.
+        documents: documents for calibration and evaluation.
+        sink: destination of all tensors.
+        progress: function to call after each block.
 
     Raises:
         CheckpointError: the weights do not fit the configuration.
-        UnsupportedModelError: a layer's inputs are no whole groups.
+        UnsupportedModelError: the inputs of a layer do not divide into groups.
     """
     with torch.device("meta"):
         shapes = Decoder(source.config, source.dtype)
@@ -160,14 +170,14 @@ class _Rounded(NamedTuple):
 
 
 def _round(rounding: Rounding, linear: Linear, inputs: Inputs, name: str) -> _Rounded:
-    """A layer's rounded weight, which from now on also is what the layer computes with."""
+    """Quantise the weight of a layer; from now on the layer computes with the quantised weight."""
     weight = linear.weight.detach()
     try:
         code = rounding(weight, inputs.importance)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{name} has {error}; choose another format or --group-size") from error
     errors = inputs.error(weight, code)
-    if code.dynamic:  # the layer rounds its rows too
+    if code.dynamic:  # inputs are quantised too
         linear.coded = code
     else:
         weight.copy_(code.dequantize())
@@ -181,7 +191,7 @@ def _plain(code: Coded, dtype: torch.dtype) -> Tensor:
 def _add(
     source: PlainCheckpoint, stored: Sequence[Stored], codes: dict[str, _Rounded], sink: Sink
 ) -> Iterator[LayerError]:
-    """Add a block's tensors to the sink: rounded ones under their own names, others unchanged."""
+    """Add the tensors of a block to the sink, quantised or unchanged; yield the errors of quantised layers."""
     for item in stored:
         place = source.rules.place(item.name)
         found = None if place is None else codes.get(place.parameter)
@@ -199,7 +209,7 @@ def _add(
 
 
 def _rounded_outer(weight: Tensor) -> Coded:
-    """Token vectors or an output head, with eight bits."""
+    """Embeddings or lm_head with eight bits."""
     return ROUNDINGS["gguf-q8_0"](weight)
 
 

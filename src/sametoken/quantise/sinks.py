@@ -1,4 +1,4 @@
-"""Destinations of rounded checkpoints: a directory in the layout of Hugging Face, or one GGUF file."""
+"""Destinations of quantised checkpoints: a directory in the layout of Hugging Face, or one GGUF file."""
 
 from __future__ import annotations
 
@@ -22,25 +22,27 @@ from sametoken.quantise.source import PlainCheckpoint
 
 
 class Writer(Sink, Protocol):
-    """A sink that writes into a directory which nobody reads yet.
+    """Sink that writes into a temporary directory.
 
     Attributes:
-        name: of the model within the directory; "" where the directory is the model.
+        name: name of the model file in the directory; "" if the directory is the model.
     """
 
     name: str
 
     def finish(self) -> int:
-        """Write what is missing; the bytes of all weights."""
+        """Write the remaining files; return the bytes of all weights."""
         ...
 
 
 class DirectorySink:
-    """A checkpoint in the layout of compressed-tensors or Model-Optimizer.
+    """Checkpoint in the layout of compressed-tensors or Model-Optimizer.
 
     Args:
-        directory: is there and empty.
-        format: a key of `LAYOUTS`. `group`: inputs that share a scale, None for a row.
+        directory: empty directory.
+        source: plain checkpoint.
+        format: key of `LAYOUTS`.
+        group: inputs that share a scale; None for one scale per row.
     """
 
     rounds_outer, name = False, ""
@@ -48,7 +50,7 @@ class DirectorySink:
     def __init__(self, directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> None:
         self._directory, self._source, self._format, self._group = directory, source, format, group
         self._shards = Shards(directory)
-        self._plain = ["lm_head"]  # linear layers that are not rounded
+        self._plain = ["lm_head"]  # linear layers that are not quantised
 
     def add(self, name: str, value: Tensor | Coded, peak: float = 0.0) -> None:
         module, _, kind = name.rpartition(".")
@@ -72,7 +74,7 @@ class DirectorySink:
 
 
 def copy_small_files(source: Path, directory: Path) -> None:
-    """Tokenizer, chat template and generation settings, which rounding does not change."""
+    """Copy tokenizer, chat template and generation settings."""
     for pattern in SMALL_FILES:
         for file in source.glob(pattern):
             if file.is_file():
@@ -82,7 +84,7 @@ def copy_small_files(source: Path, directory: Path) -> None:
 
 
 class GgufSink:
-    """One GGUF file in a directory, with token vectors and output head in Q8_0.
+    """One GGUF file in a directory, with embeddings and lm_head in Q8_0.
 
     Raises:
         UnsupportedModelError: the architecture or the tokenizer cannot be written as GGUF.
@@ -107,7 +109,7 @@ class GgufSink:
         return self._writer.finish(self._metadata)
 
 
-# Texts that tell apart how tokenizers split.
+# Texts that different pre-tokenizers split differently.
 TEXTS = (
     "Numbers 1 12 123 1234 12345 and 3.14, dates 2024-05-06.", "  two spaces\n\n\ttabs\r\nlines \n ",
     "I'M WE'll it'S don't",
@@ -116,7 +118,7 @@ TEXTS = (
 
 
 def open_writer(directory: Path, source: PlainCheckpoint, format: str, group: int | None) -> Writer:
-    """Open the writer of a format; `directory` exists and is empty."""
+    """Open the writer of a format for an empty directory."""
     if format.startswith("gguf-"):
         return GgufSink(directory, source, format)
     return DirectorySink(directory, source, format, group)

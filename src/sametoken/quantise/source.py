@@ -1,4 +1,4 @@
-"""A plain checkpoint of which one block at a time is in memory: its tensors by block, and modules filled with them."""
+"""Plain checkpoint, read one block at a time: tensors by block, and modules with their weights."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from sametoken.model.block import Block
 from sametoken.model.config import ModelConfig
 from sametoken.model.linear import Linear
 
-OUTER = -1  # in the place of a block's number: token vectors, last norm, output head
+OUTER = -1  # number that stands for embeddings, last norm and lm_head
 
 
 class PlainCheckpoint:
-    """A checkpoint directory.
+    """Directory of a plain checkpoint.
 
     Attributes:
+        directory: path.
+        config: configuration of the model.
         stated: content of config.json.
-        dtype: that blocks are computed in: bfloat16 or float32, in which every stored number has its value.
+        dtype: data type of the computation: bfloat16 if the checkpoint has it, else float32.
         size: bytes of the weight files.
+        rules: mapping of tensor names.
 
     Raises:
-        UnsupportedModelError: the weights are quantised already or in other files than safetensors, or a block has
-            parts that cannot be computed alone.
+        UnsupportedModelError: the weights are already quantised or not in safetensors, or the architecture is not
+            supported.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -60,18 +63,18 @@ class PlainCheckpoint:
         place = self.rules.place(name)
         if place is None and not self.rules.ignores(name):
             raise CheckpointError(f"{self.directory}: {name} is no weight of a {self.config.architecture}")
-        unread = place is None or self.rules.ignores(name)  # blocks that guess further tokens stay as they are
+        unread = place is None or self.rules.ignores(name)  # for example MTP blocks
         parts = ["outer"] if unread or place is None else place.parameter.split(".")
         return int(parts[1]) if parts[0] == "blocks" else OUTER
 
     def stored(self, block: int) -> Iterator[Stored]:
-        """The tensors of a block, or of OUTER, as the files hold them."""
+        """Tensors of a block, or of `OUTER`, as stored."""
         for name, file in self._names[block]:
             with safe_open(file, framework="pt") as opened:
                 yield Stored(name, opened.get_tensor(name), file)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, by name."""
+        """Shapes of all tensors by name."""
         found = {}
         for name, file in (each for names in self._names.values() for each in names):
             with safe_open(file, framework="pt") as opened:
@@ -79,7 +82,7 @@ class PlainCheckpoint:
         return found
 
     def block(self, number: int, stored: Sequence[Stored]) -> Block:
-        """One block with its weights, which are plain and not packed."""
+        """Block with its weights, neither quantised nor packed."""
         with torch.device("meta"):
             block = Block(self.config, number, self.dtype, None)
             holder = nn.Module()
@@ -87,11 +90,11 @@ class PlainCheckpoint:
         load_parameters(holder, stored, self.rules, self.dtype, "cpu", pack=False)
         for module in block.modules():
             if isinstance(module, Linear):
-                module.deterministic = False  # many rows at once, and nobody compares their bits
+                module.deterministic = False  # faster; bits are not compared here
         return block
 
     def outer(self, name: str) -> Tensor:
-        """A parameter outside the blocks, for example "embed.weight"."""
+        """Parameter outside the blocks, for example "embed.weight"."""
         for item in self.stored(OUTER):
             place = self.rules.place(item.name)
             if place is not None and place.parameter == name and not self.rules.ignores(item.name):
