@@ -1,9 +1,9 @@
-"""Library of checks: each returns what it found, and a command prints it.
+"""Library of checks; commands print their results.
 
-- `proof.prove(llm, prompts, params)`: is speculative output equal to plain output? (`sametoken verify`)
-- `diagnosis.diagnose(directory, target)` and `measure`: what is this head, and how much does a target accept?
-  (`sametoken doctor HEAD`)
-- `machine.describe()`: what does this machine compute with? (`sametoken doctor`)
-- `remote.examine(first, second, seconds, about)`: does speculation pay on a server? (`sametoken doctor --url URL`)
-- `race.race(llms, prompt, params, repeat)`: how much sooner do the same tokens come? (`sametoken demo`)
+- `proof.prove`: equality of speculative and plain output (`sametoken verify`)
+- `diagnosis.diagnose`, `diagnosis.measure_acceptance`: facts of a head, and its acceptance (`sametoken doctor HEAD`)
+- `memory.forecast`: memory of a model (`sametoken doctor MODEL`)
+- `machine.describe_machine`: processor, kernels and versions (`sametoken doctor`)
+- `remote.examine`: speculation of a running server (`sametoken doctor --url URL`)
+- `race.race`: speed of plain and speculative decoding of one prompt (`sametoken demo`)
 """

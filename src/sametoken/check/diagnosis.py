@@ -1,6 +1,6 @@
-"""Diagnosis of `sametoken doctor`: facts of a head from its files, and its acceptance with a target.
+"""Diagnosis of a head: facts from its files, and its acceptance with a target.
 
-Where files may mean other layers than was assumed, both readings are run, since only acceptance can tell them apart.
+If the layer ids of the files are ambiguous, acceptance is measured with both readings.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.sources import encode_texts
 
-CLEARLY = 1.05  # another reading must accept so many times the tokens to be called the better one
+CLEARLY = 1.05  # least ratio of acceptance lengths for a verdict on readings
 
 
 class ReadingResult(NamedTuple):
-    """Acceptance of a head's guesses by a target, over all prompts.
+    """Acceptance of a head's guesses over all prompts.
 
     Attributes:
-        length: tokens emitted per target forward, the bonus token included.
-        rate: accepted / drafted.
-        covered: share of the emitted tokens that the head can guess at all.
+        reading: layers of the head.
+        length: emitted tokens per target forward, with the bonus token.
+        rate: accepted / drafted tokens.
+        covered: share of the emitted tokens that are in the head's vocabulary.
     """
 
     reading: Reading
@@ -46,8 +47,10 @@ class Trial(NamedTuple):
     """Settings of a measurement of acceptance.
 
     Attributes:
-        target: its name, and `shape` what it is.
-        prompts: built-in prompts to run.
+        target: name of the target.
+        shape: configuration of the target.
+        params: sampling parameters.
+        prompts: number of built-in prompts.
         engine: further arguments of `LLM`.
     """
 
@@ -63,10 +66,13 @@ class Diagnosis:
     """Description of a head from its files.
 
     Attributes:
-        facts: name and value in words, in the order to show them.
-        notes: what was assumed, or is likely to cost acceptance.
-        engines: per engine why it cannot run the head; () is that it can.
-        readings: of the layers, the chosen one first; one without layers for heads that have none to choose.
+        head: directory.
+        producer: tool that wrote the head.
+        kind: kind of the head.
+        facts: printed facts by name.
+        notes: assumptions, and likely causes of low acceptance.
+        engines: reasons for which an engine cannot run the head, by engine; () if it can.
+        readings: readings of the layer ids, the selected one first; one without layers for kinds without layer ids.
     """
 
     head: str
@@ -78,17 +84,17 @@ class Diagnosis:
     readings: tuple[Reading, ...]
 
     def to_json(self, acceptance: Sequence[ReadingResult], advice: str | None) -> dict[str, Any]:
-        """The documented object of `sametoken doctor --json`."""
+        """JSON object of `sametoken doctor HEAD --json`."""
         found = asdict(self) | {"readings": [reading._asdict() for reading in self.readings]}
         measured = [{**item._asdict(), "reading": item.reading._asdict()} for item in acceptance]
         return found | {"acceptance": measured, "advice": advice}
 
 
 def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHead]:
-    """The facts of a head, whose weights are read and checked.
+    """Describe a head, and load its weights.
 
     Raises:
-        SametokenError: the files are damaged, contradict each other, or belong to another target.
+        SametokenError: the files are damaged, inconsistent, or belong to another target.
     """
     described = describe(Files.of(directory), target)
     loaded = read_head(directory, target, stored_dtype(directory), "cpu", pack=False)
@@ -113,7 +119,7 @@ def diagnose(directory: Path, target: ModelConfig) -> tuple[Diagnosis, LoadedHea
 
 
 def measure_acceptance(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -> Iterator[ReadingResult]:
-    """Run prompts with every reading of the head, the chosen one first."""
+    """Run prompts with every reading of the head, the selected one first."""
     module = loaded.module
     with TemporaryDirectory(prefix="sametoken-doctor-") as place:
         for reading in diagnosis.readings:
@@ -124,7 +130,7 @@ def measure_acceptance(diagnosis: Diagnosis, loaded: LoadedHead, trial: Trial) -
             llm = LLM(trial.target, str(written), **trial.engine)
             yield _accepted(llm, module, reading, trial)
             del llm
-            gc.collect()  # the target is loaded again, and two may not fit
+            gc.collect()  # the target is loaded again; memory may not suffice for two
 
 
 def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> ReadingResult:
@@ -143,7 +149,7 @@ def _accepted(llm: LLM, module: Head, reading: Reading, trial: Trial) -> Reading
 
 
 def advise(acceptance: Sequence[ReadingResult]) -> str | None:
-    """Advice about the head's layers from the acceptance of the readings; None for a single reading."""
+    """Advice on the head's layer ids from the acceptance of two readings; None for a single reading."""
     if len(acceptance) < 2:
         return None
     chosen, other = acceptance[:2]
@@ -151,11 +157,11 @@ def advise(acceptance: Sequence[ReadingResult]) -> str | None:
     if chosen.length >= CLEARLY * other.length:
         return f"the other reading accepts clearly less {lengths}: layers {_listed(chosen.reading.taps)} are meant"
     if other.length < CLEARLY * chosen.length:
-        return f"both readings accept about as much {lengths}: this cannot tell which layers are meant"
+        return f"both readings accept about as much {lengths}: acceptance does not decide between them"
     taps = ",".join(map(str, other.reading.taps))
     return (
         f"reading layers {_listed(other.reading.taps)} accepts clearly more {lengths}: the ids are meant that way; "
-        f"sametoken export HEAD --to hf --taps {taps} writes a head that says so"
+        f"sametoken export HEAD --to hf --taps {taps} writes a head with these layers"
     )
 
 

@@ -1,6 +1,6 @@
-"""Heads that fit a target: those on this machine, by their files, and published ones, by the target's name.
+"""Heads that fit a target: those on this machine, by their files, and published ones, by the name of the target.
 
-Nothing is downloaded, and no weight is read: config.json and the headers of the weight files say what a head fits.
+Only config.json and the headers of weight files are read; files are not downloaded.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class PublishedHead(NamedTuple):
     """A published draft.
 
     Attributes:
-        name: on the Hub.
-        kind: as people name it.
-        targets: beginnings of the names of models that it was published for, without their owners.
+        name: Hub id.
+        kind: title of the kind.
+        targets: prefixes of the names of its targets, without owners.
     """
 
     name: str
@@ -33,7 +33,7 @@ class PublishedHead(NamedTuple):
     targets: tuple[str, ...]
 
 
-# As NVIDIA's playbooks and Dynamo's examples name them beside their targets.
+# Drafts and targets of NVIDIA's playbooks and of Dynamo's examples.
 PUBLISHED = (
     PublishedHead("nvidia/gpt-oss-120b-Eagle3-long-context", "EAGLE-3", ("gpt-oss-120b",)),
     PublishedHead("nvidia/Qwen3-235B-A22B-Eagle3", "EAGLE-3", ("Qwen3-235B-A22B",)),
@@ -49,10 +49,10 @@ class FittingHead:
     """A head for a target.
 
     Attributes:
-        name: its directory, or its name on the Hub.
-        kind: as people name it.
-        found: "files" if its files were compared with the target, "published" if only the target's name was.
-        words: what is known of it.
+        name: directory or Hub id.
+        kind: title of the kind.
+        found: "files" if its files were compared with the target, "published" if only the name of the target was.
+        words: further description.
     """
 
     name: str
@@ -68,9 +68,9 @@ def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list
     """Heads for a target, those on this machine first.
 
     Args:
-        target: its directory, of which config.json alone is read.
-        name: what the user called it: a Hub id or a path.
-        folders: directories that are heads, training runs, or hold some.
+        target: directory of the target; only its config.json is read.
+        name: Hub id or path of the target.
+        folders: heads, training runs, and directories of them.
     """
     shape = ModelConfig.from_hf(read_config(target))
     places = dict.fromkeys(place.resolve() for place in (*_given(folders), *_cached()))
@@ -79,7 +79,7 @@ def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list
 
 
 def _given(folders: Iterable[Path]) -> Iterator[Path]:
-    """Each folder and those directly in it; of a training run the head that it wrote."""
+    """Folders and their direct subfolders; for a training run, its head."""
     for folder in folders:
         for place in (folder, *(sorted(folder.iterdir()) if folder.is_dir() else ())):
             if place.is_dir():
@@ -87,13 +87,13 @@ def _given(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def _cached() -> Iterator[Path]:
-    """The snapshots of the Hub's cache that hold a config.json."""
+    """Snapshots in the Hub's cache with a config.json."""
     for file in sorted(cache_directory().glob("models--*/snapshots/*/config.json")):
         yield file.parent
 
 
 def _fitting(place: Path, shape: ModelConfig) -> FittingHead | None:
-    """The head of a directory; None if there is none, or if it is damaged or fits another target."""
+    """Head in a directory; None if there is none, if it is damaged, or if it fits another target."""
     try:
         if not (place / "config.json").is_file() or not is_head(place):
             return None
@@ -114,5 +114,5 @@ def _published(name: str) -> list[FittingHead]:
 
 
 def report(found: Iterable[FittingHead]) -> str:
-    """The heads for people, one a line."""
+    """Printed lines, one per head."""
     return "\n".join(f"{'head that fits':<16} {each.name}: {each.kind}, {each.words}" for each in found)

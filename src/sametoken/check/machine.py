@@ -20,19 +20,27 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine as `sametoken` finds it.
+    """Facts of a machine.
 
     Attributes:
-        kernels: name of the compiled kernels that are loaded; None where torch computes alone, which is slower.
-        kernels_missing: why there are none; None where there are some. `advice`: what mends that, with the command.
-        features: what the processor has of what any compiled kernels ask for.
-        torch: version and build, for example "2.13.0+cpu". `devices`: names of its CUDA devices.
-        threads: that compute.
-        memory, memory_free: bytes; free counts what the system would give back from its file cache.
-        cache: where models of the Hub are kept. `cache_free`: bytes free there.
-        weights: where packed weights are kept, None if they are not. `weights_bytes`: of all.
-        drafters: kinds of drafters, each with the distribution that provides it.
-        versions: of Python, this package and the packages that matter, those that are installed.
+        platform: operating system.
+        processor: name of the processor.
+        cores: number of logical cores.
+        threads: number of computing threads.
+        features: features of the processor that compiled kernels can use.
+        kernels: name of the loaded compiled kernels; None if torch computes alone, which is slower.
+        kernels_missing: reason for no kernels, or None.
+        advice: advice to get kernels, with the command, or None.
+        torch: version and build of torch, for example "2.13.0+cpu".
+        devices: names of the CUDA devices.
+        memory: bytes of memory.
+        memory_free: available bytes, with the reclaimable file cache.
+        cache: directory of the Hub's models.
+        cache_free: free bytes in its file system.
+        weights: directory of packed weights; None if they are not stored.
+        weights_bytes: bytes of all packed weights.
+        drafters: distribution that provides each kind of drafter.
+        versions: versions of Python, this package and its important dependencies.
     """
 
     platform: str
@@ -58,11 +66,11 @@ class Machine:
         return asdict(self)
 
     def rows(self) -> dict[str, str]:
-        """Facts for people, by the name of each line."""
+        """Printed facts by name of the line."""
         kernels = self.kernels or f"none: {self.kernels_missing}; torch computes alone, which is slower"
         found = {
             "processor": f"{self.processor}, {self.cores} cores, {self.platform}",
-            "features": ", ".join(self.features) or "none that compiled kernels ask for",
+            "features": ", ".join(self.features) or "none that compiled kernels use",
             "kernels": kernels,
             "to have kernels": self.advice or "",
             "torch": f"{self.torch}, {self.threads} threads",
@@ -79,12 +87,12 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """This machine.
+    """Facts of this machine.
 
     Raises:
-        ConfigError: SAMETOKEN_NATIVE asks for kernels that are not there.
+        ConfigError: the kernels that SAMETOKEN_NATIVE requires are missing.
     """
-    import torch  # like the imports below; measuring another server needs this module, but not torch
+    import torch  # here, like the imports below, because `bench --url` imports this module and needs no torch
 
     from sametoken.checkpoint.weight_cache import weights_directory
     from sametoken.kernels.cpu.variant import status
@@ -115,7 +123,7 @@ def describe_machine() -> Machine:
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of the packages that matter, by name, as far as they are installed."""
+    """Versions of the installed packages among `PACKAGES`."""
     found = {}
     for name in PACKAGES:
         try:
@@ -126,7 +134,7 @@ def package_versions() -> dict[str, str]:
 
 
 def processor_name() -> str:
-    """As far as the system says it."""
+    """Name of the processor, or of its architecture if the system has no name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -135,10 +143,10 @@ def processor_name() -> str:
 
 
 def _existing(path: Path) -> Path:
-    """The path, or the nearest folder above it that is there."""
+    """The path, or its nearest existing parent."""
     return next(place for place in (path, *path.parents) if place.exists())
 
 
 def _bytes_in(directory: Path) -> int:
-    """Of all files below a directory, 0 where it is not there."""
+    """Bytes of all files below a directory; 0 if it does not exist."""
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())

@@ -1,6 +1,6 @@
-"""The proof that speculation changes no token: the same requests plain and speculative, compared id by id.
+"""Proof that speculation changes no token: plain and speculative output of equal requests, compared by token id.
 
-The reference is plain decoding of one prompt at a time; every case differs from it in method, batch or both.
+The reference is plain decoding of one prompt at a time; a case differs from it in method, batch or both.
 
     found = list(prove(llm, encode_texts(llm.tokenizer), SamplingParams(max_tokens=64, seed=0)))
     assert all(comparison.difference is None for comparison in found)
@@ -27,7 +27,7 @@ TEMPERATURES = (0.0, 0.7, 1.0)
 
 
 class Case(NamedTuple):
-    """One way to run all prompts; `batched` runs them together."""
+    """Settings of a run of all prompts; `batched` runs them together."""
 
     method: str
     temperature: float
@@ -35,12 +35,14 @@ class Case(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The first token that differs.
+    """First token that differs.
 
     Attributes:
-        prompt: which prompt. `position`: which output token, from 0.
-        plain, speculative: token ids; None where that output has ended.
-        margin: best minus second-best raw logit of the target there, in plain decoding; None past its end.
+        prompt: index of the prompt.
+        position: index of the output token.
+        plain: token id of plain decoding; None past its end.
+        speculative: token id of the case; None past its end.
+        margin: best minus second-best raw logit of the target in plain decoding; None past its end.
     """
 
     prompt: int
@@ -54,9 +56,10 @@ class Comparison(NamedTuple):
     """Result of a case.
 
     Attributes:
-        tokens: how many were compared.
+        case: settings.
+        tokens: number of compared tokens.
         acceptance_length: tokens per target forward over all prompts.
-        difference: the first one, None if there is none.
+        difference: first difference, or None.
     """
 
     case: Case
@@ -72,11 +75,14 @@ def prove(
     temperatures: Sequence[float] = TEMPERATURES,
     methods: Sequence[str] | None = None,
 ) -> Iterator[Comparison]:
-    """Run every case, and yield what each showed as soon as it is known.
+    """Run all cases, and yield the result of each.
 
     Args:
-        params: of every prompt; its temperature is replaced, and prompt i has seed `params.seed + i`.
-        methods: drafters to prove; None is plain batches and every drafter of the engine.
+        llm: engine.
+        prompts: prompts.
+        params: parameters of all prompts; the temperature is replaced, and prompt i has seed `params.seed + i`.
+        temperatures: temperatures.
+        methods: drafters; None selects plain batches and all drafters of the engine.
 
     Raises:
         ConfigError: the engine has no such drafter.
@@ -89,7 +95,7 @@ def prove(
 
 
 def in_words(llm: LLM, found: Comparison, prompts: Sequence[EncodedPrompt]) -> str:
-    """The first difference of a comparison that has one, as a line for a report."""
+    """Line on the first difference of a comparison, which must have one."""
     assert found.difference is not None
     index, position, plain, other, margin = found.difference
     case, batch = found.case, "batched" if found.case.batched else "one by one"
@@ -107,7 +113,7 @@ def _token(llm: LLM, token: int | None) -> str:
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """Hold back the engine's warnings about drafts that do not pay: a proof runs every method on purpose."""
+    """Suppress the engine's warnings on drafts that do not pay: a proof runs every method on purpose."""
     log = logging.getLogger("sametoken")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -119,11 +125,12 @@ def without_advice() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Prompts under sampling parameters, to be run in every way.
+    """Engine, prompts and sampling parameters of a proof.
 
     Attributes:
-        prompts: token ids.
-        params: of every prompt; its temperature is replaced, and prompt i has seed `params.seed + i`.
+        llm: engine.
+        prompts: token ids of each prompt.
+        params: parameters of all prompts; the temperature is replaced, and prompt i has seed `params.seed + i`.
     """
 
     llm: LLM
@@ -131,7 +138,7 @@ class Proof:
     params: SamplingParams
 
     def run(self, methods: Sequence[str], temperatures: Sequence[float]) -> Iterator[Comparison]:
-        """Comparisons of all cases, one temperature after the other."""
+        """Comparisons of all cases, ordered by temperature."""
         for temperature in temperatures:
             plain = Case(PLAIN, temperature, batched=False)
             reference = self._complete(plain)
@@ -172,7 +179,7 @@ class Proof:
         return None
 
     def _margin(self, case: Case, prompt: int, position: int) -> float | None:
-        """A plain run once more, this time with log-probabilities, whose differences are those of the logits."""
+        """Difference of the two best logits, from log-probabilities of a repeated plain run."""
         params = self._params(case._replace(method=PLAIN))[prompt]
         scored = self.llm.generate(self.prompts[prompt], replace(params, logprobs=2))[0].logprobs or []
         if position >= len(scored):

@@ -1,6 +1,6 @@
-"""One prompt plain and with drafts, each alone on the machine, recorded so that all can be shown side by side.
+"""Recorded runs of one prompt, plain and with drafts, for a display side by side.
 
-Two streams that ran at the same time would slow each other, and their times would mean nothing.
+The runs follow each other, since concurrent runs would slow each other.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ class Recording(NamedTuple):
     """A recorded completion.
 
     Attributes:
-        frames: seconds since the start and tokens emitted until then, one per step.
+        completion: completion.
+        frames: seconds since the start, and number of tokens emitted so far, after each step.
     """
 
     completion: Completion
     frames: list[tuple[float, int]]
 
     def tokens_at(self, seconds: float) -> int:
-        """Tokens that had been emitted after this time."""
+        """Number of tokens emitted in the first `seconds`."""
         return max([0, *(tokens for at, tokens in self.frames if at <= seconds)])
 
 
 class Race(NamedTuple):
-    """The take of median duration of plain decoding and of every engine's drafts."""
+    """Recordings of median duration: one of plain decoding, and one of each engine's drafts."""
 
     plain: Recording
     drafted: tuple[Recording, ...]
@@ -44,12 +45,12 @@ class Race(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Until the slowest has ended."""
+        """Seconds until the end of the slowest recording."""
         return max(take.frames[-1][0] for take in self.takes)
 
 
 class Score(NamedTuple):
-    """Result of one engine's drafts in one race, or in all of them together; speeds are in tokens per second."""
+    """Result of one engine's drafts over one or more races; speeds are in tokens per second."""
 
     method: str
     tokens: int
@@ -60,7 +61,7 @@ class Score(NamedTuple):
 
 
 def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Recording:
-    """Stream one completion and note when its tokens came."""
+    """Stream one completion, and record the times of its tokens."""
     begin, frames, count, completion = time.perf_counter(), [], 0, None
     for chunk in llm.stream(prompt, params):
         count += len(chunk.token_ids)
@@ -74,7 +75,10 @@ def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, rep
     """Run plain decoding and every engine's drafts in turn, `repeat` times.
 
     Args:
-        llms: engines of one target that draft differently; the first decodes plainly too.
+        llms: engines of one target with different drafts; the first one also runs plain decoding.
+        prompt: token ids.
+        params: parameters of the runs with drafts.
+        repeat: number of rounds.
 
     Raises:
         LosslessnessError: two outputs differ.
@@ -124,7 +128,7 @@ def score(races: Iterable[Race]) -> list[Score]:
 
 
 def pieces(llm: LLM, completion: Completion, params: SamplingParams) -> list[str]:
-    """Text that each token of a completion adds; a mark, such as the end of a turn, is shown as a new line."""
+    """Text added by each token of a completion; a special token, such as the end of a turn, adds a line break."""
     detokenizer = Detokenizer(llm.tokenizer, completion.prompt_token_ids, params)
     found: list[str] = []
     for token in completion.token_ids:

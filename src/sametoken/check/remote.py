@@ -1,7 +1,4 @@
-"""Speculation of a running server by its metrics: figures between two readings, a verdict, and advice.
-
-Numbers in, findings out: `scrapes` reads the metrics, and `commands.doctor_server` asks the server.
-"""
+"""Speculation of a running server: figures from two scrapes of its metrics, a verdict, and advice."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from typing import Any
 
 from sametoken.check.scrapes import Counters, Names, Scrape, counters
 
-NEAR_ONE = 1.1  # tokens per forward below which drafts hardly ever gain what they cost
-RARE_FIRST = 0.3  # share of first guesses below which the draft is made for something else
-RARE_LATER = 0.1  # share of drafts that get so far, below which a position is not worth its row
-FREE_ROWS = 64  # tokens of a forward up to which most machines read weights longer than they compute
-MUCH_DRAFTING = 0.4  # share of the time
-LONG_PROMPT, SHORT_LENGTH = 4096, 1.5  # tokens of a prompt, and tokens per forward that are few behind such a prompt
+NEAR_ONE = 1.1  # tokens per forward below which drafts rarely gain time
+RARE_FIRST = 0.3  # share of accepted first guesses below which the draft probably belongs to another target
+RARE_LATER = 0.1  # share of drafts accepted up to a position, below which the position is not worth its row
+FREE_ROWS = 64  # tokens of a forward up to which most machines are bound by memory bandwidth
+MUCH_DRAFTING = 0.4  # share of the time spent on drafts that leads to advice
+LONG_PROMPT, SHORT_LENGTH = 4096, 1.5  # tokens of a long prompt, and few tokens per forward after such a prompt
 
 
 @dataclass(frozen=True)
@@ -24,16 +21,26 @@ class ServerFindings:
     """Findings about a server's speculation.
 
     Attributes:
-        server: which one, with its version. `method`: who drafts, "" if nobody is known to.
-        seconds: between the two scrapes. `recent`: whether the figures are of them, else they are since the start.
-        running, waiting: requests. `tokens_per_second`: generated, between the scrapes.
-        prompt_tokens: mean tokens of a prompt, 0 where unknown.
-        drafts: forwards of a sequence with a draft. `draft_len`: guesses of one.
-        acceptance_length: tokens per forward with a draft, the target's own included; 0 where unknown.
-        acceptance_rate: accepted / guessed. `positions`: for each position the share of drafts accepted so far.
-        draft_share: of the engine's time that drafting takes, None where the server does not say it.
-        plain_share: of all forwards, those without a draft, None likewise. `plain`: that share by reason.
-        verdict: "pays", "may pay", "does not pay", "off" or "unknown". `reason`: why. `advice`: what to do.
+        server: name and version of the server.
+        model: name of the model.
+        method: name of the drafter; "" if none is known.
+        seconds: time between the two scrapes.
+        recent: true for figures of the time between the scrapes, false for figures since the start of the server.
+        running: mean number of running requests at the scrapes.
+        waiting: mean number of waiting requests at the scrapes.
+        tokens_per_second: generated tokens per second between the scrapes.
+        prompt_tokens: mean tokens of a prompt; 0 if unknown.
+        drafts: number of forwards of a sequence with a draft.
+        draft_len: mean guesses of a draft.
+        acceptance_length: tokens per forward with a draft, with the bonus token; 0 if unknown.
+        acceptance_rate: accepted / guessed tokens.
+        positions: share of drafts that were accepted up to each position.
+        draft_share: share of the engine's time spent on drafts; None if the server does not report it.
+        plain_share: share of forwards without a draft; None if the server does not report it.
+        plain: share of forwards without a draft, by reason.
+        verdict: "pays", "may pay", "does not pay", "off" or "unknown".
+        reason: reason of the verdict.
+        advice: recommended changes.
     """
 
     server: str
@@ -58,19 +65,22 @@ class ServerFindings:
     advice: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The documented object of `sametoken doctor --url URL --json`."""
+        """JSON object of `sametoken doctor --url URL --json`."""
         return asdict(self)
 
 
 def examine(first: Scrape, second: Scrape, seconds: float, about: Mapping[str, Any]) -> ServerFindings:
-    """The findings from two scrapes.
+    """Findings from two scrapes.
 
     Args:
-        about: what the server says of itself: `model`, `version`, and where it does so `method`, `adaptive`,
-            `acceptance_length` and `draft_len`.
+        first: earlier scrape.
+        second: later scrape.
+        seconds: time between them.
+        about: description from other endpoints of the server: `model`, `version`, and if available `method`,
+            `adaptive`, `acceptance_length` and `draft_len`.
 
     Raises:
-        SametokenError: the server was restarted in between.
+        SametokenError: the server was restarted between the scrapes.
     """
     whole = counters(second)
     window = whole.since(counters(first))
@@ -108,7 +118,7 @@ def examine(first: Scrape, second: Scrape, seconds: float, about: Mapping[str, A
 
 
 def _positions(used: Counters) -> tuple[float, ...]:
-    """The share of drafts that were accepted as far as each position, of those that were so long where that is told."""
+    """Shares of drafts accepted up to each position, among drafts of that length if the server counts these."""
     found = []
     for position in sorted(filter(str.isdecimal, used.positions), key=int):
         drafts = used.reached.get(position, used.drafts)
@@ -118,7 +128,7 @@ def _positions(used: Counters) -> tuple[float, ...]:
 
 
 def _verdict(found: ServerFindings, whole: Counters, adaptive: bool) -> tuple[str, str]:
-    """The verdict and its reason."""
+    """Verdict and its reason."""
     length, drafted = found.acceptance_length, found.drafts or found.acceptance_length
     if not found.method:
         return "off", "the server does not speculate: it has no draft"
@@ -159,7 +169,7 @@ def _verdict(found: ServerFindings, whole: Counters, adaptive: bool) -> tuple[st
 
 
 def _advice(found: ServerFindings, names: Names) -> Iterator[str]:
-    """Advice on changes, for the most likely cause first."""
+    """Recommended changes, the most likely cause first."""
     first, rows = (found.positions or (None,))[0], found.running * (1 + found.draft_len)
     if (first is not None and first < RARE_FIRST) or (found.positions == () and 0 < found.acceptance_length < NEAR_ONE):
         seen = (
@@ -191,13 +201,13 @@ def _advice(found: ServerFindings, names: Names) -> Iterator[str]:
             "shortens drafts under load"
         )
     if names.server == "SGLang" and not found.tokens_per_second and not found.running:
-        yield "this SGLang server tells no load; start it with --enable-metrics for figures of now"
+        yield "this SGLang server reports no load; start it with --enable-metrics for current figures"
     if found.waiting >= 1:
         yield (f"{found.waiting:.0f} requests wait for a place: more places or servers help them more than drafts do")
 
 
 def report(found: ServerFindings) -> str:
-    """The findings for people, one fact a line."""
+    """Printed findings, one fact per line."""
     when = (
         f"the last {found.seconds:g} s"
         if found.recent

@@ -1,7 +1,4 @@
-"""Reader of a running server's metrics: the names in sametoken, vLLM and SGLang, and their counters.
-
-Text in, numbers out; `remote` says what they mean.
-"""
+"""Reader of a running server's metrics: names of the metrics of sametoken, vLLM and SGLang, and counters."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import NamedTuple
 
 from sametoken.errors import SametokenError
 
-SAME_ON_EVERY_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")  # labels of SGLang's: each rank may say the same again
+SAME_ON_EVERY_RANK = ("tp_rank", "pp_rank", "moe_ep_rank")  # SGLang's labels of ranks with equal values
 
 Samples = Mapping[str, list[tuple[Mapping[str, str], float]]]
 
@@ -26,12 +23,12 @@ class Names(NamedTuple):
     prompt_tokens: str = "request_prompt_tokens_sum"
     prompts: str = "request_prompt_tokens_count"
     drafts: str = "spec_decode_num_drafts_total"
-    shorter: str = ""  # the option that bounds drafts
-    by_load: str = ""  # the option that shortens them under load
-    turn_on: str = ""
+    shorter: str = ""  # option that bounds the length of drafts
+    by_load: str = ""  # option that shortens drafts under load
+    turn_on: str = ""  # option that turns speculation on
 
 
-SERVERS = (  # a sametoken server exports vLLM's names too, so it comes first
+SERVERS = (  # sametoken first, since its servers export vLLM's names too
     Names(
         "sametoken", "sametoken_", shorter="--max-draft-len", by_load="--adaptive or --draft-len-schedule",
         turn_on="--draft HEAD, or --method ngram",
@@ -51,23 +48,24 @@ class Scrape(NamedTuple):
     """One scrape of a server's metrics.
 
     Attributes:
-        names: whose metrics they are. `samples`: values with their labels, by the name without the prefix.
+        names: names of the server's metrics.
+        samples: labels and values, by name without the prefix.
     """
 
     names: Names
     samples: Samples
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum over engines, 0 where there are none; labels that are given must be so."""
+        """Sum over the engines, of samples with these labels; 0 without samples."""
         return sum(value for own, value in self._of(name) if all(own.get(key) == labels[key] for key in labels))
 
     def mean(self, name: str) -> float:
-        """The mean over engines, 0 where there are none."""
+        """Mean over the engines; 0 without samples."""
         values = [value for _, value in self._of(name)]
         return sum(values) / len(values) if values else 0.0
 
     def by(self, name: str, label: str) -> dict[str, float]:
-        """The sums over engines for each value of a label."""
+        """Sums over the engines by value of a label."""
         found: dict[str, float] = {}
         for own, value in self._of(name):
             found[own.get(label, "")] = found.get(own.get(label, ""), 0.0) + value
@@ -80,11 +78,20 @@ class Scrape(NamedTuple):
 
 
 class Counters(NamedTuple):
-    """Counters of one scrape, or what was added between two.
+    """Counters of one scrape, or their differences between two.
 
     Attributes:
-        emitted: tokens of forwards with a draft. `positions`: drafts accepted so far; `reached`: drafts so long.
-        plain: forwards without a draft, by reason. `draft_s`, `engine_s`: seconds.
+        generated: number of generated tokens.
+        prompt_tokens: number of prompt tokens.
+        prompts: number of prompts.
+        drafts: number of drafts.
+        drafted: number of draft tokens.
+        accepted: number of accepted draft tokens.
+        draft_s: seconds spent on drafts.
+        engine_s: seconds of all steps.
+        positions: number of drafts accepted up to a position, by position.
+        reached: number of drafts of at least that length, by position.
+        plain: number of forwards without a draft, by reason.
     """
 
     generated: float
@@ -100,10 +107,10 @@ class Counters(NamedTuple):
     plain: dict[str, float]
 
     def since(self, before: Counters) -> Counters:
-        """Difference to an earlier reading.
+        """Differences to earlier counters.
 
         Raises:
-            SametokenError: a counter went back.
+            SametokenError: a counter has decreased.
         """
         if self.generated < before.generated or self.drafts < before.drafts:
             raise SametokenError("the server was restarted between the two scrapes; run this again")
@@ -116,10 +123,10 @@ class Counters(NamedTuple):
 
 
 def read(text: str) -> Scrape:
-    """The metrics of a text in Prometheus' format.
+    """Read metrics in Prometheus' text format.
 
     Raises:
-        SametokenError: it is no such text, or none of the servers that are known wrote it.
+        SametokenError: the text is malformed, or has no metrics of a known server.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -127,7 +134,7 @@ def read(text: str) -> Scrape:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if isfinite(sample.value) and sample.value >= 0:  # all that is read here counts something
+                if isfinite(sample.value) and sample.value >= 0:  # valid counts and seconds
                     samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except (ValueError, KeyError, IndexError) as error:
         raise SametokenError(f"/metrics is not in Prometheus' text format ({error}); check --url") from error
@@ -141,11 +148,11 @@ def read(text: str) -> Scrape:
 
 
 def counters(scrape: Scrape) -> Counters:
-    """The counters of a scrape."""
+    """Counters of a scrape."""
     total, names = scrape.total, scrape.names
     generated, drafts = total("generation_tokens_total"), total(names.drafts)
     drafted, accepted = total("spec_decode_num_draft_tokens_total"), total("spec_decode_num_accepted_tokens_total")
-    if names.server == "SGLang":  # it counts verifications and tokens, of which a prefill emits each answer's first
+    if names.server == "SGLang":  # counts verifications and all tokens; a prefill emits the first one of an answer
         emitted = generated - total(names.prompts)
         drafted, accepted = drafts * _sglang_draft_len(scrape), max(0.0, emitted - drafts) if drafts else 0.0
     seconds = scrape.by("engine_step_seconds_total", "part")
@@ -159,5 +166,5 @@ def counters(scrape: Scrape) -> Counters:
 
 
 def _sglang_draft_len(scrape: Scrape) -> float:
-    """Guesses of a draft; its number counts the token before them too."""
+    """Guesses of a draft; SGLang's number includes the pending token."""
     return max(0.0, scrape.mean("spec_num_draft_tokens") - 1)
