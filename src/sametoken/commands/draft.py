@@ -70,7 +70,7 @@ def command(model: str | None, values: Values) -> int:
 
 
 def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
-    """The job, and the settings that decide its results; whatever can be refused early is."""
+    """Read the job, and the settings that decide its results; most refusals come from here."""
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.identity import model_digest
     from sametoken.checkpoint.paths import user_path
@@ -79,6 +79,7 @@ def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
     from sametoken.commands.draft_stages import DraftJob
     from sametoken.data.conversations import read_records
     from sametoken.data.held_out import FEWEST
+    from sametoken.learning.modes import MODES
     from sametoken.model.config import ModelConfig
     from sametoken.train.budget import draft_vocabulary
     from sametoken.train.dataset.extraction import parse_taps
@@ -90,7 +91,7 @@ def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
         raise ConfigError(f"--data has {count} conversations, expected at least {FEWEST}; leave it out for none")
     directory = target_directory(model)
     config = ModelConfig.from_hf(read_config(directory))
-    parse_taps("eagle3", config.num_layers)
+    parse_taps(MODES[0], config.num_layers)
     if not load_tokenizer(directory).has_chat_template:
         raise ConfigError(f"{model} has no chat template; put chat_template.jinja beside it")
     job = DraftJob(

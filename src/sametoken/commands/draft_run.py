@@ -23,7 +23,7 @@ from sametoken.commands.draft_stages import (
     DraftJob,
     Stage,
     check,
-    judgements,
+    evaluations,
     left_out,
     measurements,
     stages,
@@ -33,6 +33,7 @@ from sametoken.commands.draft_state import DraftState
 from sametoken.data.held_out import divide, sort_lines
 from sametoken.errors import SametokenError
 from sametoken.files import new_directory
+from sametoken.learning.modes import MODES
 from sametoken.model.config import ModelConfig
 from sametoken.train.budget import DraftPlan, Limits, Rates, epochs_left, plan, spell_time
 from sametoken.train.dataset.extraction import parse_taps
@@ -73,7 +74,7 @@ class DraftRun:
         return self._before + time.monotonic() - self._began
 
     def go(self) -> int:
-        """Run what is left; return 0, or the exit code of a stage that was stopped.
+        """Run the stages that are left; return 0, or the exit code of a stage that was stopped.
 
         Raises:
             ConfigError: the budget is too small. SametokenError: a stage failed.
@@ -91,10 +92,10 @@ class DraftRun:
             if code := self._do(stage):
                 return code
         self._choose()
-        for stage in judgements(self._job, made):
+        for stage in evaluations(self._job, made):
             if code := self._do(stage):
                 return code
-        lines = [stage.line for stage in (*stages(self._job, made, self._tokens(made)), *judgements(self._job, made))]
+        lines = [stage.line for stage in (*stages(self._job, made, self._tokens(made)), *evaluations(self._job, made))]
         write_card(self._job, self._state, lines)
         shutil.rmtree(self._job.out / "measured", ignore_errors=True)
         return 0
@@ -141,7 +142,7 @@ class DraftRun:
             tell(f"going on in {job.out}, after {len(state.results)} finished stages")
             return DraftPlan(**state.content["plan"])
         config = ModelConfig.from_hf(read_config(target_directory(job.model)))
-        states = len(parse_taps("eagle3", config.num_layers)) + 1
+        states = len(parse_taps(MODES[0], config.num_layers)) + 1
         free = shutil.disk_usage(job.out).free
         limits = Limits(self._budget_s, self.spent_s, state.content["available"], free, 2 * states * config.hidden_size)
         made = plan(rates, limits)
@@ -150,8 +151,8 @@ class DraftRun:
             f"plan for {spell_time(self._budget_s)}, by {rates.answer_tokens / rates.conversation_s:.0f} tokens/s of "
             f"answers, {rates.hidden:.0f} of hidden states and {rates.training:.0f} of training:"
         )
-        for stage in (*stages(job, made, self._tokens(made)), *judgements(job, made)):
-            tell(f"  {stage.what}: about {spell_time(stage.seconds)}\n    {stage.line}")
+        for stage in (*stages(job, made, self._tokens(made)), *evaluations(job, made)):
+            tell(f"  {stage.title}: about {spell_time(stage.seconds)}\n    {stage.line}")
         return made
 
     def _tokens(self, made: DraftPlan) -> int:
@@ -178,14 +179,14 @@ class DraftRun:
             return 0
         if stage.command == "bench" and state.results.get(stage.key.replace("bench", "quantize"), {}) is None:
             return 0  # the head was not written in this format
-        tell(f"[{self._clock()}] {stage.what}: about {spell_time(stage.seconds)}")
+        tell(f"[{self._clock()}] {stage.title}: about {spell_time(stage.seconds)}")
         try:
             with self._ticking(stage):
                 code, record = stage.run()
         except SametokenError as error:
             if not left_out(stage, error):
                 raise
-            tell(f"{stage.what} is left out: {error}")
+            tell(f"{stage.title} is left out: {error}")
             state.finish(stage.key, None, self.spent_s)
             return 0
         check(stage, code, record)
@@ -209,7 +210,7 @@ class DraftRun:
             while not done.wait(EVERY_S):
                 left = stage.seconds - (time.monotonic() - began)
                 so_far = f"about {spell_time(left)} left" if left > 0 else "it takes longer than planned"
-                tell(f"[{self._clock()}] {stage.what}: {so_far}")
+                tell(f"[{self._clock()}] {stage.title}: {so_far}")
 
         thread = threading.Thread(target=tick, daemon=True)
         thread.start()

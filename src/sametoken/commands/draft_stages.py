@@ -19,7 +19,7 @@ from sametoken.options.training import ROW
 from sametoken.train.budget import DraftPlan
 from sametoken.train.defaults import MOST_STEPS
 
-TEMPERATURE = 0.7  # of the second half of the answers, and of the second evaluation
+TEMPERATURE = 0.7  # of the second part of the answers, and of the second evaluation
 HELD_OUT_TOKENS = 32  # of the answers to held-out prompts, which nothing is trained on
 CHAINS = "2,4,6"
 DRAFT_LEN = 4  # in evaluations
@@ -28,7 +28,7 @@ TRAINED = "trained"  # the head as training wrote it
 MEASURED = 16  # conversations of the first minute: a full batch
 MEASURED_STEPS = 4
 VARIANT = ("max_draft_len", "chosen", "tokens_per_second")  # keys of a variant of `bench`
-HALVES = ("greedy", "sampled")  # of the answers
+PARTS = ("greedy", "sampled")  # of the answers
 
 
 class DraftJob(NamedTuple):
@@ -60,9 +60,9 @@ class DraftJob(NamedTuple):
         """Directory of the head to serve."""
         return self.out / "head"
 
-    def prompts(self, half: str) -> Path:
-        """File of the given conversations that one half of the answers is for."""
-        return self.out / f"prompts-{half}.jsonl"
+    def prompts(self, part: str) -> Path:
+        """File of the given conversations that one part of the answers is for."""
+        return self.out / f"prompts-{part}.jsonl"
 
 
 class Stage(NamedTuple):
@@ -70,14 +70,14 @@ class Stage(NamedTuple):
 
     Attributes:
         key: name of the stage within the run.
-        what: what it does, for people.
+        title: description for people.
         argument: its model or head.
         options: values of its options by name; the others have their defaults.
         seconds: estimate of its time.
     """
 
     key: str
-    what: str
+    title: str
     command: str
     argument: str
     options: dict[str, Any]
@@ -114,7 +114,7 @@ class Stage(NamedTuple):
         return code, self._figures(json.loads(lines[-1])) if lines else {}
 
     def _figures(self, record: dict[str, Any]) -> dict[str, Any]:
-        """JSON of the command, and of a measurement of speed only what the card shows."""
+        """JSON of the command, and of a measurement of speed the figures of the card only."""
         if self.command != "bench":
             return record
         (cell,), machine = record["cells"], record["environment"]
@@ -138,15 +138,15 @@ def stages(job: DraftJob, plan: DraftPlan, tokens: int) -> Iterator[Stage]:
             turns=1, max_tokens=HELD_OUT_TOKENS, temperature=0.0, seed=job.seed, output=str(job.held_out),
         )  # fmt: skip
     first = plan.conversations - plan.conversations // 2
-    for half, count, temperature in (("greedy", first, 0.0), ("sampled", plan.conversations - first, TEMPERATURE)):
-        what, output = f"{count} answers at temperature {temperature:g}", str(job.out / f"{half}.jsonl")
+    for part, count, temperature in (("greedy", first, 0.0), ("sampled", plan.conversations - first, TEMPERATURE)):
+        title, output = f"{count} answers at temperature {temperature:g}", str(job.out / f"{part}.jsonl")
         apart = {} if job.data else {"exclude": str(job.held_out)}
         yield make(
-            half, what, "synthesize", job.model, **_prompts(job, half, count), **apart, temperature=temperature,
+            part, title, "synthesize", job.model, **_prompts(job, part, count), **apart, temperature=temperature,
             output=output,
         )  # fmt: skip
     states = {"hidden_states": True} if plan.hidden_states else {}
-    prepared, answers = str(job.out / "prepared"), [str(job.out / f"{half}.jsonl") for half in HALVES]
+    prepared, answers = str(job.out / "prepared"), [str(job.out / f"{part}.jsonl") for part in PARTS]
     yield make(
         "prepare", "samples" + " and hidden states" * plan.hidden_states, "prepare", job.model, data=answers,
         output=prepared, **_vocabulary(job), exclude=str(job.held_out), **states,
@@ -172,7 +172,7 @@ def stages(job: DraftJob, plan: DraftPlan, tokens: int) -> Iterator[Stage]:
         )  # fmt: skip
 
 
-def judgements(job: DraftJob, plan: DraftPlan) -> Iterator[Stage]:
+def evaluations(job: DraftJob, plan: DraftPlan) -> Iterator[Stage]:
     """Yield the evaluations of the chosen head."""
     for temperature in (0.0, TEMPERATURE):
         yield _stage(
@@ -216,11 +216,11 @@ def left_out(stage: Stage, error: SametokenError) -> bool:
     return stage.command == "quantize" and isinstance(error, UnsupportedModelError)
 
 
-def _prompts(job: DraftJob, half: str, count: int) -> dict[str, Any]:
-    """Options of the conversations of one half: given ones, or those that the target begins."""
-    chosen = {"max_tokens": job.max_tokens, "seed": job.seed + 1 + HALVES.index(half)}
+def _prompts(job: DraftJob, part: str, count: int) -> dict[str, Any]:
+    """Options of the conversations of one part: given ones, or those that the target begins."""
+    chosen = {"max_tokens": job.max_tokens, "seed": job.seed + 1 + PARTS.index(part)}
     if job.data:
-        return {**chosen, "data": str(job.prompts(half)), "limit": count}
+        return {**chosen, "data": str(job.prompts(part)), "limit": count}
     return {**chosen, "self_prompts": count, "turns": 1}
 
 
@@ -229,8 +229,8 @@ def _vocabulary(job: DraftJob) -> dict[str, Any]:
 
 
 def _stage(
-    job: DraftJob, seconds: Mapping[str, float], key: str, what: str, command: str, argument: str, **options: Any
+    job: DraftJob, seconds: Mapping[str, float], key: str, title: str, command: str, argument: str, **options: Any
 ) -> Stage:
     threads = {} if job.threads is None else {"threads": job.threads}
-    estimate = seconds.get("answers" if key in HALVES else key.partition(" ")[0], 0.0)
-    return Stage(key, what, command, argument, options | threads, estimate)
+    estimate = seconds.get("answers" if key in PARTS else key.partition(" ")[0], 0.0)
+    return Stage(key, title, command, argument, options | threads, estimate)

@@ -63,7 +63,7 @@ class DraftState:
             self._compare("budget in seconds", self.content["budget_s"], seconds)
 
     def note(self, spent_s: float, **found: Any) -> None:
-        """Write what became known, and the seconds that the run took so far."""
+        """Write new content, and the seconds that the run took so far."""
         self.content |= found | {"spent_s": spent_s}
         write_json(self._file, self.content)
 

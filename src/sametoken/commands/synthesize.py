@@ -208,7 +208,7 @@ def _go_on(job: Assignment) -> int:
 
 
 async def _answer(job: Assignment, left: int) -> tuple[Summary, Stop, float]:
-    """Answer what is left; return also the seconds without loading."""
+    """Answer the conversations that are left; return also the seconds without loading."""
     from sametoken.data.journal import start_over
     from sametoken.data.synthesize import Synthesis
 
