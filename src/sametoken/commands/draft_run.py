@@ -16,7 +16,7 @@ from typing import Any
 
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.places import target_directory
-from sametoken.commands.draft_card import controller, write_card
+from sametoken.commands.draft_card import mean_speed_up, write_card
 from sametoken.commands.draft_stages import (
     FORMATS,
     TRAINED,
@@ -221,12 +221,12 @@ class DraftRun:
             thread.join()
 
     def _choose(self) -> None:
-        """Copy the head with the greatest speed-up by the controller to `job.head`; once in a run."""
+        """Copy the head with the greatest mean speed-up to `job.head`; once in a run."""
         results = self._state.results
         if "chosen" in self._state.content:
             return
         forms = [form for form in (TRAINED, *FORMATS) if results.get(f"bench {form}") is not None]
-        best = max(forms, key=lambda form: float(controller(results[f"bench {form}"])["speed_up"]))
+        best = max(forms, key=lambda form: mean_speed_up(results[f"bench {form}"]))
         with new_directory(self._job.head, replace=True) as place:
             for file in written(self._job, best).iterdir():
                 shutil.copyfile(file, place / file.name)
