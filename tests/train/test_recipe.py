@@ -87,7 +87,7 @@ def test_our_keys_are_read_flat_and_in_sections_and_words_win(pair, data, tmp_pa
         ("dflash: {dflash_block_size: 8}", [], "a recipe for dflash, which cannot be trained here; kinds that can:"),
         ("dflash: {dflash_architecture_config: {projector_type: dspark}}", [], "a recipe for dspark"),
         ("metadata: {recipe_type: speculative_dflash}", [], "a recipe for dflash"),
-        ("metadata: {recipe_type: ptq}", [], "expected speculative_eagle or speculative_medusa"),
+        ("metadata: {recipe_type: ptq}", [], "expected speculative_ with one of eagle3, eagle"),
         ("training: {cp_size: 2}", [], "training.cp_size is 2: rows are not divided"),
         ("data: {streaming_server_url: http://n}", [], "use `sametoken prepare --hidden-states --url`"),
         ("training: {learning_rate: fast}", [], "training.learning_rate is 'fast', expected a number"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RUN = ("dtype", "device", "max_batch_size")
 MOST = Annotated[int, Field(ge=1, le=1 << 20)]
 
-TABLE = 12  # characters of a category's name
+NAME_WIDTH = 12  # characters of a category's name
 
 ARGUMENT = Argument(str, "the head or draft model: directory, training run or Hub id, or 'embedded'.", "HEAD")
 OPTIONS = (
@@ -148,7 +148,7 @@ def _print(found: Evaluation, words: str, as_json: bool) -> None:
     print(f"  1 + accepted / drafts {found.tokens_per_draft:.3f}, without the forwards that read the prompts")
     if found.left_out:
         print(f"  {found.left_out} later turns did not fit into the context and were left out")
-    wide = max([TABLE, *map(len, found.categories)])
+    wide = max([NAME_WIDTH, *map(len, found.categories)])
     places = " ".join(f"{place:4}" for place in range(1, len(found.joint) + 1))
     print(f"  {'':{wide}}  turns  length  joint, by place" + " " * max(1, len(places) - 13) + "conditional")
     print(f"  {'':{wide}}                 {places}   {places}")

@@ -12,7 +12,7 @@ from sametoken.commands.options import Chosen, Option, Values
 from sametoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sametoken.train.session import Plan
+    from sametoken.train.session import RunPlan
 
 OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
 AGREED = "chosen for this run"
@@ -50,11 +50,8 @@ def settled(words: list[str] | None, values: Chosen, options: Sequence[Option]) 
 
     named = {option.name: option for option in options if option.name not in ("config", "dry_run", "json")}
     found = read_recipe(values["config"], overrides, named)
-    left = {name: each for name, each in found.items() if name not in values.given and (name, model) != ("model", None)}
-    if model is None and "model" in found and "model" not in values.given:
-        left["model"] = found["model"]
-    elif model is not None:
-        left.pop("model", None)
+    beaten = {*values.given, *(["model"] if models else [])}
+    left = {name: each for name, each in found.items() if name not in beaten}
     chosen = {name: _typed(named[name], each.value, each.origin) for name, each in left.items()}
     origins = {name: each.origin for name, each in left.items()}
     return model, Recipe({**values, **chosen}, [*values.given, *left], origins)
@@ -81,7 +78,7 @@ def _typed(option: Option, value: Any, origin: str) -> Any:
     return found
 
 
-def show_plan(model: str, plan: Plan, values: Chosen) -> None:
+def show_plan(model: str, plan: RunPlan, values: Chosen) -> None:
     """Print the settings of a run, each with its origin, and its amount of data and steps."""
     origins = values.origins if isinstance(values, Recipe) else {}
     named = "default" if model == embedded.NAME else "command line"

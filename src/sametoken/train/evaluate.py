@@ -71,7 +71,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Figures:
-    """Counts of some prompts, and what they give.
+    """Counts of some prompts, and acceptance by draft position.
 
     Attributes:
         prompts: number of prompts; each turn of a conversation is one.

@@ -18,17 +18,17 @@ from sametoken.errors import ConfigError
 from sametoken.files import read_text
 from sametoken.learning.modes import ALIASES, MODES, TRAINED
 
-HEADS = {"eagle": "eagle3", "medusa": "medusa"}  # sections for a kind of head, and their modes
+# Sections for a kind of head, and their modes.
+HEADS = {name: mode for name in MODES if TRAINED[mode := ALIASES.get(name, name)].kind.weights == "head"}
 SECTIONS = ("metadata", "model", "data", "training", *HEADS)
-KINDS = {"speculative_eagle": "eagle3", "speculative_medusa": "medusa"}
+KINDS = "speculative_"  # before the name of a section, in the type of a recipe
 ABSENT = "dflash"  # section of Model Optimizer's recipes for DFlash, Domino and DSpark
-NESTED = "eagle_architecture_config"
 
 RENAMED = {
     "model_name_or_path": "model", "offline_data_path": "data", "data_path": "data", "num_train_epochs": "num_epochs",
     "per_device_train_batch_size": "train_bs", "learning_rate": "lr", "log_steps": "logging_steps",
 }  # fmt: skip
-INERT = {
+INERT: dict[str, tuple[str, ...]] = {
     "metadata": ("description",),
     "model": ("trust_remote_code", "use_fake_base_for_offline"),
     "data": ("mode", "lazy_preprocess"),
@@ -38,8 +38,10 @@ INERT = {
         "eval_strategy", "logging_strategy", "per_device_eval_batch_size", "remove_unused_columns", "report_to",
         "save_strategy", "tf32",
     ),
-    "eagle": ("eagle_use_torch_compile", "eagle_enable_nvtx", "eagle_export_rope_scaling", "eagle_offline"),
 }  # fmt: skip
+INERT |= dict.fromkeys(
+    HEADS, ("eagle_use_torch_compile", "eagle_enable_nvtx", "eagle_export_rope_scaling", "eagle_offline")
+)
 # Keys with one possible value, and the remedy for another.
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "chat_template": ((), "the target's own chat template is used, and no generation tags are needed"),
@@ -127,12 +129,11 @@ def read_recipe(file: str | None, words: Sequence[str], options: Collection[str]
 
 def _parse(file: str) -> dict[Any, Any]:
     try:
-        return parse_mapping(read_text(user_path(file)), file, "num_epochs: 2")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        text = read_text(user_path(file))
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--config {file}: {reason}; expected a YAML file of options") from error
+    return parse_mapping(text, file, "num_epochs: 2")
 
 
 Entry = tuple[str, str, Setting]  # section ("" for none), key, and value
@@ -187,11 +188,12 @@ def _merge(config: dict[str, Setting], name: str, setting: Setting) -> None:
 
 
 def _mode(recipe_type: Any, origin: str) -> str:
-    if recipe_type == "speculative_dflash":
+    section = str(recipe_type).removeprefix(KINDS)
+    if section == ABSENT:
         raise ConfigError(f"{origin}: {_no_kind(None)}")
-    if recipe_type not in KINDS:
-        raise ConfigError(f"{origin} is {recipe_type!r}, expected {' or '.join(KINDS)}")
-    return KINDS[recipe_type]
+    if section not in HEADS or section == recipe_type:
+        raise ConfigError(f"{origin} is {recipe_type!r}, expected {KINDS} with one of {', '.join(HEADS)}")
+    return HEADS[section]
 
 
 def _options(section: str, name: str, setting: Setting, options: Collection[str]) -> dict[str, Setting]:

@@ -75,7 +75,7 @@ def train(
             return Trainer(plan, inputs, parallel, evaluator, say, Stop() if stop is None else stop).run()
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """Settings and amount of a run that was not started.
 
     Attributes:
@@ -91,7 +91,7 @@ class Plan(NamedTuple):
     notes: list[str]
 
 
-def planned(target: str, plan: TrainingSettings, data: DataSettings) -> Plan:
+def planned(target: str, plan: TrainingSettings, data: DataSettings) -> RunPlan:
     """Settings and amount of a run; conversations are prepared in a temporary directory.
 
     Raises:
@@ -106,7 +106,7 @@ def planned(target: str, plan: TrainingSettings, data: DataSettings) -> Plan:
     width = ModelConfig.from_hf(read_config(directory)).hidden_size
     plan, notes = filled(plan, Facts(lengths, width, processes))
     steps = steps_of_run(plan.run, len(rows_of(lengths, plan.run, 0)), processes)
-    return Plan((*plan, data), len(lengths), sum(lengths), steps, notes)
+    return RunPlan((*plan, data), len(lengths), sum(lengths), steps, notes)
 
 
 def _alike(plan: TrainingSettings, data: DataSettings) -> dict[str, str]:

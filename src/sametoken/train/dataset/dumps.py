@@ -75,7 +75,7 @@ class DumpedStates:
             yield Tokenised(name, Masked(tokens, mask.flatten().bool().tolist()))
 
     def over(self, names: Sequence[str], lengths: Sequence[int]) -> DumpedStates:
-        """The same files as states of samples, which have these ids and may have fewer tokens."""
+        """Hidden states of samples, whose ids are names of files; a sample may have fewer tokens than its file."""
         self._samples = list(zip(names, lengths, strict=True))
         return self
 
