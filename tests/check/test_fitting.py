@@ -71,7 +71,7 @@ def test_a_name_says_what_was_published(target: Path, cache: Path, name: str) ->
 
 
 def test_a_model_is_no_draft_of_itself(target: Path, cache: Path) -> None:
-    drafts = [each.name for each in PUBLISHED if each.kind == "draft model"]
+    drafts = [name for name, (kind, _) in PUBLISHED.items() if kind == "draft model"]
     assert drafts
     for name in drafts:
         assert name not in [each.name for each in fitting_heads(target, name)]

@@ -1,4 +1,4 @@
-"""What `sametoken doctor MODEL` says beforehand about memory, against what loading takes."""
+"""Forecast of memory by `sametoken doctor MODEL`, against the memory of loaded models."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
 from sametoken.check.memory import EngineSettings, forecast
-from sametoken.check.memory_report import report
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.planned import planned_model
-from sametoken.errors import ConfigError
+from sametoken.checkpoint.planned import planned_bytes
+from sametoken.errors import CheckpointError, ConfigError
 from sametoken.kernels.cpu.variant import library
-from sametoken.model.held import held
+from sametoken.model.held import held_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
-from sametoken.runtime.cache import KVCache
-from sametoken.runtime.kv_format import FORMATS as KV_FORMATS
 from sametoken.runtime.ranks import RankPart
 
 WHOLE = RankPart()
@@ -59,23 +56,33 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def total(shares: Any) -> int:
-    return sum(share.bytes for share in shares.values())
+def real_bytes(decoder: Any) -> int:
+    """Bytes of a loaded decoder with its rotary tables."""
+    for rope in decoder.config.ropes:
+        if rope is not None:
+            decoder.rope_tables(torch.device("cpu"), rope)
+    return held_bytes(decoder)
 
 
 def check(
     directory: Path, dtype: torch.dtype = torch.bfloat16, quantization: str = "none", part: RankPart = WHOLE
 ) -> None:
-    """The plan of a model's memory is what the loaded model, or a rank's part, holds, format by format."""
+    """The planned bytes are those of the loaded model, or of a rank's part."""
     decoder = load_decoder(directory, dtype, "cpu", quantization=quantization, part=part)
-    decoder.rope_tables(torch.device("cpu"))
-    real, planned = held(decoder), planned_model(directory, dtype, quantization=quantization, part=part)
-    assert planned.held.keys() == real.keys()
-    for name, share in real.items():
-        assert planned.held[name].tensors == share.tensors
-        assert planned.held[name].bytes == pytest.approx(share.bytes, rel=EXACT)
-    files = sum(file.stat().st_size for file in directory.iterdir() if file.suffix in (".safetensors", ".gguf"))
-    assert total(planned.stored) == pytest.approx(files, rel=EXACT)
+    planned = planned_bytes(directory, dtype, quantization=quantization, part=part)
+    assert planned == pytest.approx(real_bytes(decoder), rel=EXACT)
+
+
+def only_index(directory: Path) -> None:
+    """Replace the weights of a directory by an index."""
+    weights = directory / "model.safetensors"
+    stored = load_file(weights)
+    index = {
+        "metadata": {"total_size": sum(tensor.nbytes for tensor in stored.values())},
+        "weight_map": dict.fromkeys(stored, "model-00001-of-00001.safetensors"),
+    }
+    weights.unlink()
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
@@ -102,13 +109,7 @@ def test_formats_of_other_tools(plain: Path, name: str, tmp_path: Path) -> None:
 def test_families(family: str, tmp_path: Path) -> None:
     """Layers with rotations of their own, fused projections, and files that hold a part that reads images."""
     tiny_models.save(family, tmp_path / family)
-    decoder = load_decoder(tmp_path / family, torch.float32, "cpu")
-    planned = planned_model(tmp_path / family, torch.float32)
-    ropes = {rope for rope in planned.config.ropes if rope is not None}
-    tables = sum(2 * planned.config.max_position * rope.dim * 4 for rope in ropes)
-    assert total(planned.held) == pytest.approx(total(held(decoder)) + tables, rel=EXACT)
-    files = sum(file.stat().st_size for file in (tmp_path / family).glob("*.safetensors"))
-    assert total(planned.stored) == pytest.approx(files, rel=0.1)  # small tensors with long names
+    check(tmp_path / family, torch.float32)
 
 
 def test_experts(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q5_K"])
 def test_gguf(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each type is held in as many bits as its codes have; the bytes of the file's tensors are not read."""
+    """The data of a file's tensors is not read."""
     gguf = pytest.importorskip("gguf")
     from gguf_makers import write_gguf
     from sametoken.checkpoint.gguf.container import Container
@@ -156,13 +157,9 @@ def test_gguf(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         types = gguf.GGMLQuantizationType
         write_gguf(tmp_path / "m.gguf", model, lambda name: types.Q8_0 if "embd" in name else getattr(types, kind))
     directory = resolve(tmp_path / "m.gguf")
-    decoder = load_decoder(directory, torch.bfloat16, "cpu")
-    real = held(decoder)
+    real = real_bytes(load_decoder(directory, torch.bfloat16, "cpu"))
     monkeypatch.setattr(Container, "__init__", refuse_data(Container))
-    planned = planned_model(directory, torch.bfloat16)
-    assert total(planned.held) - 2 * 256 * 64 * 2 == pytest.approx(total(real), rel=EXACT)  # less the rotary tables
-    assert real.keys() == {"bfloat16", "int8", {"Q8_0": "int8", "Q4_K": "int4", "Q5_K": "int5"}[kind]}
-    assert planned.stored[kind].tensors == 3 * 7 + 1 + (kind == "Q8_0")  # token vectors are Q8_0
+    assert planned_bytes(directory, torch.bfloat16) == pytest.approx(real, rel=EXACT)
 
 
 def refuse_data(kind: type) -> Any:
@@ -177,40 +174,32 @@ def refuse_data(kind: type) -> Any:
 
 
 def test_weights_need_not_be_there(plain: Path, tmp_path: Path) -> None:
-    """A file cut off after its header, and an index without its files, say the same as the whole file."""
-    whole = planned_model(plain, torch.bfloat16)
-    cut = tmp_path / "cut"
-    shutil.copytree(plain, cut)
-    data = (cut / "model.safetensors").read_bytes()
+    """A plain model follows from config.json, and a quantised one from the headers of its files."""
+    config = tmp_path / "config"
+    config.mkdir()
+    shutil.copy(plain / "config.json", config)
+    assert planned_bytes(config, torch.bfloat16) == planned_bytes(plain, torch.bfloat16)
+    cut = quantised(plain, "nvfp4", tmp_path / "cut")
+    whole, data = planned_bytes(cut, torch.bfloat16), (cut / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(data[: 8 + int.from_bytes(data[:8], "little")])
-    assert planned_model(cut, torch.bfloat16) == whole
-    (cut / "model.safetensors").unlink()
-    names = dict.fromkeys(load_file(plain / "model.safetensors"), "model-00001-of-00001.safetensors")
-    index = {"metadata": {"total_size": total(whole.stored)}, "weight_map": names}
-    (cut / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = planned_model(cut, torch.bfloat16)
-    assert (found.held, found.stored) == (whole.held, whole.stored)
-    assert found.stated_bytes == total(whole.stored)
+    assert planned_bytes(cut, torch.bfloat16) == whole
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_an_index_of_quantised_weights(plain: Path, name: str, tmp_path: Path) -> None:
     directory = quantised(plain, name, tmp_path / name)
-    whole = planned_model(directory, torch.bfloat16)
-    weights = directory / "model.safetensors"
-    index = {"weight_map": dict.fromkeys(load_file(weights), "model-00001-of-00001.safetensors")}
-    weights.unlink()
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = planned_model(directory, torch.bfloat16)
-    assert total(found.held) == pytest.approx(total(whole.held), rel=EXACT)
-    assert total(found.stored) == pytest.approx(total(whole.stored), rel=EXACT)
+    whole = planned_bytes(directory, torch.bfloat16)
+    only_index(directory)
+    assert planned_bytes(directory, torch.bfloat16) == pytest.approx(whole, rel=EXACT)
 
 
-def test_sizes_of_published_models(tmp_path: Path) -> None:
-    """openai/gpt-oss-120b's own index states 65,248,815,744 bytes."""
-    directory = big_models.write_model("openai/gpt-oss-120b", tmp_path)
-    found = planned_model(directory, torch.bfloat16)
-    assert total(found.stored) == found.stated_bytes == 65_248_815_744
+def test_an_index_without_a_size_is_refused(plain: Path, tmp_path: Path) -> None:
+    directory = quantised(plain, "fp8", tmp_path / "fp8")
+    only_index(directory)
+    file = directory / "model.safetensors.index.json"
+    file.write_text(json.dumps({"weight_map": json.loads(file.read_text())["weight_map"]}))
+    with pytest.raises(CheckpointError, match="states no total_size; download the weights"):
+        planned_bytes(directory, torch.bfloat16)
 
 
 def settings(batch: int, context: int, **speculative: Any) -> EngineSettings:
@@ -218,11 +207,14 @@ def settings(batch: int, context: int, **speculative: Any) -> EngineSettings:
     return EngineSettings(engine, KVCacheConfig(), SpeculativeConfig(**speculative))
 
 
-@pytest.mark.parametrize("draft", [None, embedded.NAME, embedded.HEAD_NAME])
-def test_weights_and_pool_are_the_engines(draft: str | None) -> None:
-    llm = LLM("embedded", draft, max_batch_size=3, max_seq_len=200, speculative={"tree_top_k": 2})
+@pytest.mark.parametrize(
+    ("draft", "window"), [(None, 512), (embedded.NAME, 512), (embedded.NAME, 8), (embedded.HEAD_NAME, 8)]
+)
+def test_weights_and_pool_are_the_engines(draft: str | None, window: int) -> None:
+    drafting = {"tree_top_k": 2, "draft_window": window}
+    llm = LLM("embedded", draft, max_batch_size=3, max_seq_len=200, speculative=drafting)
     place = None if draft is None else Path(embedded.draft(draft))
-    found = forecast(Path(embedded.target("embedded")), place, settings(3, 200, tree_top_k=2), memory=2**33)
+    found = forecast(Path(embedded.target("embedded")), place, settings(3, 200, **drafting), memory=2**33)
     modules: list[Any] = [llm.engine.runner.decoder]
     caches = [llm.engine.runner.cache]
     if draft is not None:
@@ -230,10 +222,13 @@ def test_weights_and_pool_are_the_engines(draft: str | None) -> None:
         caches.append(guesser.cache)
         modules.append(guesser.decoder if draft == embedded.NAME else guesser.head)
     real = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches) + caches[0].table.table.nbytes
-    assert found.pool == real
+    assert sum(part.cache for part in found.parts) == real
     for module in modules:
         module.rope_tables(torch.device("cpu"))
-    assert [part.weights for part in found.parts] == pytest.approx([total(held(m)) for m in modules], rel=EXACT)
+    assert [part.weights for part in found.parts] == pytest.approx([held_bytes(m) for m in modules], rel=EXACT)
+    shortened = draft == embedded.NAME and window == 8
+    assert found.parts[-1].window == 8 * shortened
+    assert ("  draft window   the last 8 tokens" in found.lines()) == shortened
     assert found.fits
     assert not found.remedies
 
@@ -243,12 +238,13 @@ def test_a_ranks_part(plain: Path, quantization: str) -> None:
     """Both ranks hold as much, and more than half, since token vectors are not cut, nor a head that a draft reads."""
     for rank in range(2):
         check(plain, quantization=quantization, part=RankPart(rank, 2))
-    whole, part = (planned_model(plain, torch.bfloat16, None, quantization, each) for each in (WHOLE, RankPart(0, 2)))
-    with_head = planned_model(plain, torch.bfloat16, None, quantization, RankPart(0, 2, whole_head=True))
-    assert with_head.outside == whole.outside
-    head = 2 * (whole.outside - part.outside)
+    whole, part, with_head = (
+        planned_bytes(plain, torch.bfloat16, None, quantization, each)
+        for each in (WHOLE, RankPart(0, 2), RankPart(0, 2, whole_head=True))
+    )
+    head = 2 * (with_head - part)
     assert 0.99 < head / (256 * 256 * {"none": 2, "int8": 1, "int4": 0.5}[quantization]) < 1.2
-    assert total(part.held) - part.outside == pytest.approx((total(whole.held) - whole.outside) / 2, rel=0.1)
+    assert part > whole / 2
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "fp8-blocks", "awq", "w4a16"])
@@ -256,13 +252,9 @@ def test_a_ranks_part_of_quantised_weights_and_of_an_index(name: str, tmp_path: 
     tiny_models.build("llama-3", hidden_size=256, intermediate_size=256).save_pretrained(tmp_path / "plain")
     directory = quantised(tmp_path / "plain", name, tmp_path / name)
     check(directory, part=RankPart(1, 2))
-    part = planned_model(directory, torch.bfloat16, part=RankPart(1, 2))
-    weights = directory / "model.safetensors"
-    index = {"weight_map": dict.fromkeys(load_file(weights), "model-00001-of-00001.safetensors")}
-    weights.unlink()
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = planned_model(directory, torch.bfloat16, part=RankPart(1, 2))
-    assert total(found.held) == pytest.approx(total(part.held), rel=EXACT)
+    part = planned_bytes(directory, torch.bfloat16, part=RankPart(1, 2))
+    only_index(directory)
+    assert planned_bytes(directory, torch.bfloat16, part=RankPart(1, 2)) == pytest.approx(part, rel=EXACT)
 
 
 def test_a_ranks_part_of_experts(tmp_path: Path) -> None:
@@ -272,8 +264,8 @@ def test_a_ranks_part_of_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draft", "ranks"), [(None, 1), (embedded.HEAD_NAME, 1), (str(embedded.target(embedded.NAME)), 2)]
 )
-def test_memory_of_each_rank_is_what_it_holds(draft: str | None, ranks: int) -> None:
-    """The first rank has a head, the other one its part of the target, of a divided draft and of the caches."""
+def test_memory_of_the_first_rank(draft: str | None, ranks: int) -> None:
+    """Its part of the target and of a divided draft, a whole head, and their caches."""
     drafting = SpeculativeConfig(draft_tensor_parallel_size=ranks)
     llm = LLM("embedded", draft, drafting, max_batch_size=3, max_seq_len=200, tensor_parallel_size=2)
     place, target = None if draft is None else Path(embedded.draft(draft)), Path(embedded.target("embedded"))
@@ -289,30 +281,9 @@ def test_memory_of_each_rank_is_what_it_holds(draft: str | None, ranks: int) -> 
     pool = sum(cache.keys.nbytes + cache.values.nbytes for cache in caches)
     for module in modules:
         module.rope_tables(torch.device("cpu"))
-    weights = sum(total(held(module)) for module in modules)
+    weights = sum(held_bytes(module) for module in modules)
     assert found.total - found.activations == pytest.approx(pool + caches[0].table.table.nbytes + weights, rel=EXACT)
-    own_bytes = caches[0].table.table.nbytes
-    for directory in [target] + [place] * (place is not None and ranks > 1):
-        other = load_decoder(directory, torch.bfloat16, "cpu", 200, part=RankPart(1, 2))
-        other.rope_tables(torch.device("cpu"))
-        own = KVCache.of(other.config, caches[0].table, torch.bfloat16, "cpu", KV_FORMATS["auto"])
-        own_bytes += total(held(other)) + own.keys.nbytes + own.values.nbytes
-    states = found.other_rank - own_bytes
-    assert 0 < states <= found.activations
-    assert found.other_rank < found.total
-    shown = report(found)
-    assert "ranks            2: the first takes" in shown
-    assert "on each rank: token vectors, its part of the output head, norms" in shown
-
-
-def test_replicas_are_named_where_one_process_fits(plain: Path) -> None:
-    asked = settings(2, 128)
-    one = forecast(plain, None, asked, memory=2**40)
-    assert one.notes == ()
-    cut = asked._replace(engine=asked.engine.model_copy(update={"tensor_parallel_size": 2}))
-    for memory, words in ((2 * one.total, "serve --dp 2"), (one.total, "one on each host"), (one.total - 1, None)):
-        notes = " ".join(forecast(plain, None, cut, memory=memory).notes)
-        assert (words in notes) if words else notes == ""
+    assert "(cpu), the first of 2 ranks: fits" in found.lines()[-1]
 
 
 def test_numbers_of_ranks_that_do_not_divide(plain: Path, run: Any) -> None:
@@ -352,23 +323,20 @@ def test_resident_memory(quantization: str, tmp_path: Path) -> None:
     # glibc keeps some megabytes of each thread that rounds weights for the next one, however large the model is.
     setting = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     grown = int(subprocess.run(call, capture_output=True, text=True, check=True, env=setting).stdout)
-    planned = planned_model(directory, torch.bfloat16, quantization=quantization)
-    assert grown == pytest.approx(total(planned.held), rel=EXACT)
+    assert grown == pytest.approx(planned_bytes(directory, torch.bfloat16, quantization=quantization), rel=EXACT)
 
 
 def test_what_would_make_it_fit(plain: Path) -> None:
     """Every remedy is computed: with it the forecast says that it fits."""
     asked = settings(8, 256)
     whole = forecast(plain, None, asked, memory=2**40)
-    assert whole.largest_context == 256
-    tight = forecast(plain, None, asked, memory=whole.total - whole.pool // 2)
+    tight = forecast(plain, None, asked, memory=whole.total - whole.parts[0].cache // 2)
     assert not tight.fits
-    assert 0 < tight.largest_batch < 8
-    assert 0 < tight.largest_context < 256
     changes = {remedy.change.split()[0]: remedy for remedy in tight.remedies}
     assert {"--max-batch-size", "--max-seq-len", "--quantization", "2"} <= changes.keys()
     for option, field in (("--max-batch-size", "max_batch_size"), ("--max-seq-len", "max_seq_len")):
         value = int(changes[option].change.split()[1])
+        assert 0 < value < getattr(asked.engine, field)
         changed = asked._replace(engine=asked.engine.model_copy(update={field: value}))
         assert forecast(plain, None, changed, memory=tight.memory).fits
         changed = asked._replace(engine=asked.engine.model_copy(update={field: value + 16}))
@@ -388,18 +356,17 @@ def test_command(plain: Path, run: Any) -> None:
     options = ["--memory", "1GiB", "--max-num-seqs", "2", "--max-model-len", "128", "--device", "cpu"]
     found = json.loads(run("doctor", str(plain), *options, "--json").out)
     assert (found["batch"], found["context"], found["memory"]) == (2, 128, 2**30)
-    assert found["total"] == found["pool"] + found["activations"] + sum(
-        share["bytes"] for part in found["parts"] for share in part["held"].values()
-    )
+    (part,) = found["parts"]
+    assert found["total"] == part["weights"] + part["cache"] + found["activations"]
     shown = run("doctor", str(plain), *options).out
-    assert f"cache          {found['parts'][0]['kv_bytes']:,} bytes a token" in shown
+    assert f"{part['token_bytes']:,} bytes a token" in shown
     assert "1.00 GiB (cpu): fits" in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("MODEL", "--memory", "much"), "--memory is 'much', expected a number of bytes such as 24GiB"),
+        (("MODEL", "--memory", "much"), "--memory 'much': expected a size such as 50GB"),
         (("MODEL", "--num-prompts", "3"), "--num-prompts is for a head"),
         (("--memory", "3GiB"), "--memory is for a model: give MODEL too"),
         (("HEAD", "--target", "embedded", "--memory", "3GiB"), "--memory is for a model"),

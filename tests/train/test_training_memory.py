@@ -14,10 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import tiny_models
+from sametoken.check.memory import in_words
 from sametoken.checkpoint.hub import read_config
 from sametoken.learning.target import OuterLayers
 from sametoken.model.config import ModelConfig
-from sametoken.train.memory import USUAL, eagle3_weights, forecast, training_memory
+from sametoken.train.memory import Mode, eagle3_weights, forecast, training_memory
 from sametoken.train.sharded_target import load_sharded
 from sametoken.train.targets import read_outer
 
@@ -38,12 +39,18 @@ TARGETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+COLUMNS: tuple[tuple[Mode, int, bool], ...] = (
+    ("offline", 8, False), ("online", 8, False), ("sharded", 2, False), ("sharded", 8, False), ("sharded", 8, True),
+    ("sharded", 16, True),
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_the_documents_table_is_the_arithmetic(name: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     config = ModelConfig.from_hf(TARGETS[name])
     draft = eagle3_weights(config)
-    cells = [training_memory(config, draft, mode, count, fsdp=fsdp).total for mode, count, fsdp in USUAL]
+    cells = [training_memory(config, draft, mode, count, fsdp=fsdp).total for mode, count, fsdp in COLUMNS]
     assert f"| {name} | {draft / 1e9:.2f} | {' | '.join(f'{cell / 1e9:.0f}' for cell in cells)} |" in page
 
 
@@ -51,10 +58,12 @@ def test_doctor_says_what_training_takes(run: Any, tmp_path: Path) -> None:
     tiny_models.save("llama-3", tmp_path)
     answer = run("doctor", str(tmp_path), "--training", "--device", "cpu")
     assert answer.code == 0, answer.err
-    lines = answer.out.partition("training an EAGLE-3 head")[2].splitlines()[1:]
-    assert [line.split("  ")[1] for line in lines] == list(forecast(ModelConfig.from_hf(read_config(tmp_path))))
+    line = answer.out.splitlines()[-1]
+    assert line.startswith("training         an EAGLE-3 head takes in each process: ")
     found = json.loads(run("doctor", str(tmp_path), "--training", "--json", "--device", "cpu").out)["training"]
-    assert 0 < found["hidden states on disk"] < found["whole target"]
+    assert found == forecast(ModelConfig.from_hf(read_config(tmp_path)))
+    assert 0 < found["offline"] < found["online"]
+    assert all(f" {in_words(size)} {way}" in line for way, size in found.items())
     assert "training" not in json.loads(run("doctor", str(tmp_path), "--json", "--device", "cpu").out)
 
 

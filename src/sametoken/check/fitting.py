@@ -6,9 +6,8 @@ Only config.json and the headers of weight files are read; files are not downloa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from sametoken.checkpoint.contents import trained_part
 from sametoken.checkpoint.hub import cache_directory, read_config
@@ -18,30 +17,13 @@ from sametoken.heads.read import describe, is_head
 from sametoken.heads.registry import head_kind
 from sametoken.model.config import ModelConfig
 
-
-class PublishedHead(NamedTuple):
-    """A published draft.
-
-    Attributes:
-        name: Hub id.
-        kind: title of the kind.
-        targets: prefixes of the names of its targets, without owners.
-    """
-
-    name: str
-    kind: str
-    targets: tuple[str, ...]
-
-
-# Drafts and targets of NVIDIA's playbooks and of Dynamo's examples.
-PUBLISHED = (
-    PublishedHead("nvidia/gpt-oss-120b-Eagle3-long-context", "EAGLE-3", ("gpt-oss-120b",)),
-    PublishedHead("nvidia/Qwen3-235B-A22B-Eagle3", "EAGLE-3", ("Qwen3-235B-A22B",)),
-    PublishedHead(
-        "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", "EAGLE-3", ("Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct")
-    ),
-    PublishedHead("nvidia/Llama-3.1-8B-Instruct-FP4", "draft model", ("Llama-3.3-70B-Instruct",)),
-)
+# Drafts of NVIDIA's playbooks and of Dynamo's examples: kind, and prefixes of the names of the targets without owners.
+PUBLISHED = {
+    "nvidia/gpt-oss-120b-Eagle3-long-context": ("EAGLE-3", ("gpt-oss-120b",)),
+    "nvidia/Qwen3-235B-A22B-Eagle3": ("EAGLE-3", ("Qwen3-235B-A22B",)),
+    "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B": ("EAGLE-3", ("Llama-3.1-8B-Instruct", "Meta-Llama-3.1-8B-Instruct")),
+    "nvidia/Llama-3.1-8B-Instruct-FP4": ("draft model", ("Llama-3.3-70B-Instruct",)),
+}
 
 
 @dataclass(frozen=True)
@@ -59,9 +41,6 @@ class FittingHead:
     kind: str
     found: str
     words: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list[FittingHead]:
@@ -106,13 +85,8 @@ def _fitting(place: Path, shape: ModelConfig) -> FittingHead | None:
 def _published(name: str) -> list[FittingHead]:
     last = Path(name).name.partition(":")[0].lower()
     return [
-        FittingHead(head.name, head.kind, "published", f"published for {target}; not verified here")
-        for head in PUBLISHED
-        for target in head.targets
-        if last.startswith(target.lower()) and last != Path(head.name).name.lower()
+        FittingHead(head, kind, "published", f"published for {target}; not verified here")
+        for head, (kind, targets) in PUBLISHED.items()
+        for target in targets
+        if last.startswith(target.lower()) and last != Path(head).name.lower()
     ]
-
-
-def report(found: Iterable[FittingHead]) -> str:
-    """Printed lines, one per head."""
-    return "\n".join(f"{'head that fits':<16} {each.name}: {each.kind}, {each.words}" for each in found)

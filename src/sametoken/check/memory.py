@@ -1,108 +1,219 @@
-"""Memory that a model will need: weights, cache and activations, computed before loading.
+"""Forecast of the memory of serving a model: weights, KV cache and activations, before weights are loaded.
 
-Weights come from `checkpoint.planned`, which fills modules as the loader does, and pages from `engine.pages`, which the
-engine plans with. Only activations are estimated, from the shapes of one step.
+Weights come from `checkpoint.planned` and pages from `engine.pages`, as in the engine; activations are estimated from
+the shapes of one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sametoken.check.latent_memory import step_bytes
-from sametoken.check.memory_forecast import MemoryForecast, Part, Remedy, in_words
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.planned import PlannedModel, planned_model
-from sametoken.checkpoint.tensors import read_tensors
+from sametoken.checkpoint.planned import planned_bytes
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.load import dtype_for
-from sametoken.engine.pages import Cached, lookahead_of, pool_bytes, pool_pages, row_pages, short_pages
+from sametoken.engine.pages import Cached, lookahead_of, pool_pages, row_pages, short_pages
 from sametoken.errors import ConfigError, UnsupportedModelError
-from sametoken.heads.files import HEAD_FILES
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.registry import head_kind
 from sametoken.heads.serve import LoadedDraft
 from sametoken.kernels.devices import planned_for
 from sametoken.model.config import ModelConfig
+from sametoken.model.cut import cut
 from sametoken.model.formats.names import FORMATS
-from sametoken.model.held import Share, held, summed
+from sametoken.model.held import held_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.runtime.kv_format import FORMATS as FORMATS_OF_KV
 from sametoken.runtime.memory import available_bytes
 from sametoken.runtime.ranks import RankPart
 
-MOST_ROWS = 4096  # largest batch that is looked for
-RANKS = (2, 4, 8, 16)  # numbers of hosts that are tried
-QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")
+RANKS = (2, 4, 8, 16)  # numbers of hosts of a remedy
+QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")  # of remedies
+
+
+@dataclass(frozen=True)
+class ModelMemory:
+    """Memory of the target or of its draft, in bytes.
+
+    Attributes:
+        role: "target", "draft model" or "head".
+        path: directory.
+        weights: weights and rotary tables.
+        token_bytes: KV cache of one token.
+        cache: KV cache of all rows.
+        window: last tokens that a draft model reads of a long text; 0 for the whole text.
+    """
+
+    role: str
+    path: str
+    weights: int
+    token_bytes: int
+    cache: int = 0
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Change that makes the model fit, or the change with the least memory if none does.
+
+    Attributes:
+        change: option or number of hosts.
+        total: bytes after the change, on each host.
+    """
+
+    change: str
+    total: int
+
+
+@dataclass(frozen=True)
+class MemoryForecast:
+    """Memory of a model, its draft and a full batch, in bytes.
+
+    Attributes:
+        parts: target, and its draft if there is one.
+        device: type of the device.
+        memory: available memory, or the stated limit.
+        batch: number of sequences.
+        context: tokens of each sequence, prompt and output.
+        activations: estimated peak of one step.
+        total: memory of the process, or of the first rank, which has the most.
+        fits: true if `total` is at most `memory`.
+        ranks: number of ranks of the target.
+        remedies: changes that make the model fit; () if it fits.
+        notes: reasons for which the device cannot run the model.
+    """
+
+    parts: tuple[ModelMemory, ...]
+    device: str
+    memory: int
+    batch: int
+    context: int
+    activations: int
+    total: int
+    fits: bool
+    ranks: int
+    remedies: tuple[Remedy, ...]
+    notes: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Printed lines, one fact per line."""
+        rows: list[tuple[str, str]] = []
+        for part in self.parts:
+            cache = f"{in_words(part.cache)}, {part.token_bytes:,} bytes a token"
+            rows += [(part.role, part.path), ("  weights", in_words(part.weights)), ("  KV cache", cache)]
+            rows += [("  draft window", f"the last {part.window} tokens")] * bool(part.window)
+        sequences = "1 sequence" if self.batch == 1 else f"{self.batch} sequences"
+        rows += [
+            ("batch", f"{sequences} of {self.context:,} tokens"),
+            ("activations", f"{in_words(self.activations)} at the peak of a step, estimated"),
+        ]
+        fits = "fits" if self.fits else "does not fit"
+        ranks = f", the first of {self.ranks} ranks" if self.ranks > 1 else ""
+        rows.append(("total", f"{in_words(self.total)} of {in_words(self.memory)} ({self.device}){ranks}: {fits}"))
+        for each in self.remedies:
+            name = "would fit with" if each.total <= self.memory else "least memory"
+            rows.append((name, f"{each.change}: {in_words(each.total)}"))
+        rows += [("note", note) for note in self.notes]
+        return [f"{name:<16} {words}" for name, words in rows]
 
 
 class EngineSettings(NamedTuple):
-    """Settings of an engine to be built."""
+    """Settings of an engine."""
 
     engine: EngineConfig
     cache: KVCacheConfig
     speculative: SpeculativeConfig
 
+    def changed(self, **values: Any) -> EngineSettings:
+        """These settings with other values of the engine's options."""
+        return self._replace(engine=self.engine.model_copy(update=values))
+
 
 class _Plan(NamedTuple):
-    """All that does not depend on batch and context."""
+    """Models and sizes of a step.
 
-    parts: tuple[Part, ...]
-    other: int  # bytes of the weights of each rank but the first
-    cached: tuple[Cached, ...]
-    shared: int  # of them, how many every rank has: the target's, and that of a draft model that is cut too
-    config: ModelConfig  # of a rank's part of the target
-    uncut: int
+    Attributes:
+        models: target, and its draft if there is one, without their caches.
+        config: configuration of the first rank's part of the target.
+        lookahead: slots of a row past its last token.
+        taps: number of tapped hidden states.
+    """
+
+    models: tuple[ModelMemory, ...]
+    settings: EngineSettings
+    config: ModelConfig
+    dtype: torch.dtype
     lookahead: int
-    itemsize: int
     taps: int
-    shortens: bool = False  # a draft model has rows for shortened texts
+
+    def with_caches(self, batch: int, context: int) -> list[ModelMemory]:
+        """Models with the bytes of their KV caches; that of the target includes the page table."""
+        page, short, window = self.settings.cache.tokens_per_block, 0, 0
+        if self.models[-1].role == "draft model":
+            short = batch * short_pages(self.settings.speculative, context, self.lookahead, page)
+            window = self.settings.speculative.draft_window if short else 0
+        pages = pool_pages(batch, context, self.lookahead, page) + 1
+        table = 8 * (1 + batch * (2 if short else 1)) * row_pages(context, self.lookahead, page)
+        target, *drafts = self.models
+        return [
+            replace(target, cache=pages * page * target.token_bytes + table),
+            *(replace(each, cache=(pages + short) * page * each.token_bytes, window=window) for each in drafts),
+        ]
+
+    def activations(self, batch: int, context: int) -> int:
+        """Bytes of the larger one of a prefill step and a verification, with the logits of the latter."""
+        config, most, nodes = self.config, self.settings.engine.max_num_tokens, 1 + self.settings.speculative.most_nodes
+        width = config.intermediate_size
+        if config.experts is not None:
+            width = config.experts.width * config.experts.chosen + config.experts.shared + config.hidden_size
+        row = (4 + self.taps) * config.hidden_size + 2 * config.q_size + 2 * config.kv_size + 4 * width
+        peak = max(most, batch * nodes) * row * self.dtype.itemsize
+        if config.latent is not None:
+            shape = config, config.latent, self.dtype, FORMATS_OF_KV[self.settings.cache.dtype]
+            prefill = step_bytes(*shape, 1, min(most, context), context)
+            peak = max(peak, prefill, step_bytes(*shape, batch, nodes, context + nodes))
+        return peak + 2 * batch * nodes * config.vocab_size * 4
+
+    def total(self, batch: int, context: int) -> int:
+        """Bytes of the process, or of the first rank."""
+        models = self.with_caches(batch, context)
+        return sum(each.weights + each.cache for each in models) + self.activations(batch, context)
 
 
 def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory: int | None = None) -> MemoryForecast:
-    """Forecast the memory of serving a model; reads only headers.
+    """Forecast the memory of serving a model, from configurations and headers of files.
 
     Args:
-        target, draft: directories; the draft may be a head.
-        memory: bytes that may be taken; None is what this machine has free.
+        target: directory of the target.
+        draft: directory of the draft model or head, or None.
+        settings: settings of the engine.
+        memory: available bytes; None for the free memory of this machine.
 
     Raises:
-        SametokenError: files are damaged or not supported, or the device is not there and no memory was given.
+        SametokenError: files are damaged or not supported, or `memory` is None and this machine lacks the device.
     """
-    engine = settings.engine
-    check_draft_ranks(draft, engine.tensor_parallel_size, settings.speculative.draft_tensor_parallel_size)
+    engine, speculative = settings.engine, settings.speculative
+    check_draft_ranks(draft, engine.tensor_parallel_size, speculative.draft_tensor_parallel_size)
     device = _device(engine.device, memory)
     memory = available_bytes(torch.device(device)) if memory is None else memory
     with planned_for(device):
-        plan, notes = _plan(target, draft, settings, device)
-        batch = engine.max_batch_size
-        context = engine.max_seq_len or plan.config.max_position
-        step = _activations(plan, settings, batch, context)
-        if engine.tensor_parallel_size > 1:
-            alone = settings._replace(engine=engine.model_copy(update={"tensor_parallel_size": 1}))
-            one = _total(_plan(target, draft, alone, device)[0], alone, batch, context)
-            notes += _replicas_advice(one, engine.tensor_parallel_size, memory)
-        total, ranks = _total(plan, settings, batch, context), engine.tensor_parallel_size
+        plan = _plan(target, draft, settings, device)
+        batch, context = engine.max_batch_size, engine.max_seq_len or plan.config.max_position
+        total = plan.total(batch, context)
+        refused = plan.config.refused_on_cuda if device == "cuda" else None
         found = MemoryForecast(
-            parts=plan.parts, device=device, memory=memory, dtype=str(plan.cached[0].dtype).removeprefix("torch."),
-            batch=batch, context=context, page=settings.cache.tokens_per_block, lookahead=plan.lookahead,
-            lookahead_pages=-(-batch * plan.lookahead // settings.cache.tokens_per_block),
-            pool=_pool(plan, settings, batch, context), activations=step, total=total, fits=total <= memory,
-            ranks=ranks, other_rank=_other_rank(plan, settings, batch, context) if ranks > 1 else 0, uncut=plan.uncut,
-            largest_batch=_largest(MOST_ROWS, lambda rows: _total(plan, settings, rows, context) <= memory),
-            largest_context=_largest(
-                plan.config.max_position, lambda length: _total(plan, settings, batch, length) <= memory
-            ),
-            remedies=(), notes=notes,
+            tuple(plan.with_caches(batch, context)), device, memory, batch, context, plan.activations(batch, context),
+            total, total <= memory, engine.tensor_parallel_size, (), () if refused is None else (refused,),
         )  # fmt: skip
-        if found.fits:
-            return found
-        tried = list(_remedies(target, draft, settings, device, plan, found))
+        tried = [] if found.fits else list(_remedies(target, draft, plan, found))
     fitting = [each for each in tried if each.total <= memory]
     return replace(found, remedies=tuple(fitting or sorted(tried, key=lambda each: each.total)[:1]))
 
@@ -111,131 +222,71 @@ def _device(name: str, memory: int | None) -> str:
     kind = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name).type
     if kind == "cuda" and memory is None and not torch.cuda.is_available():
         raise ConfigError(
-            "device 'cuda': this machine has no CUDA device; give --memory, the memory of the GPU that you plan for"
+            "device 'cuda': this machine has no CUDA device; give --memory, the memory of the planned GPU"
         )
     return kind
 
 
-def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: str) -> tuple[_Plan, tuple[str, ...]]:
-    engine, notes = settings.engine, []
-    stated = ModelConfig.from_hf(read_config(target))
-    dtype = dtype_for(engine.dtype, stated, torch.device(device))
-    limit = engine.max_seq_len or stated.max_position
-    count = engine.tensor_parallel_size
+def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: str) -> _Plan:
+    engine, speculative, count = settings.engine, settings.speculative, settings.engine.tensor_parallel_size
+    stated = ModelConfig.from_hf(read_config(target), engine.max_seq_len)
+    dtype, config = dtype_for(engine.dtype, stated, torch.device(device)), cut(stated, RankPart(0, count))
 
-    def part(rank: int, *, whole_head: bool = False) -> PlannedModel:
-        return planned_model(target, dtype, limit, engine.quantization, RankPart(rank, count, whole_head))
+    def weights(place: Path, ranks: int, quantization: str, whole_head: bool = False) -> int:
+        return planned_bytes(place, dtype, config.max_position, quantization, RankPart(0, ranks, whole_head))
 
-    planned = part(0)
-    other = planned if count == 1 else part(count - 1)
-    sizes = sum(share.bytes for share in planned.stored.values())
-    if planned.stated_bytes is not None and abs(planned.stated_bytes - sizes) > 0.01 * sizes:
-        notes.append(
-            f"the index states {planned.stated_bytes} bytes and config.json amounts to {sizes}: the files hold more or "
-            "less than the model needs"
-        )
-    if device == "cuda" and planned.config.refused_on_cuda is not None:
-        notes.append(planned.config.refused_on_cuda)
-    cached = [Cached(planned.config, dtype, settings.cache.dtype)]
-    parts = [Part("target", str(target), planned.stored, planned.held, _token_bytes(cached[0], settings))]
-    lookahead, taps = lookahead_of(settings.speculative, None), 0
-    weights, shared = sum(share.bytes for share in other.held.values()), 1
+    def model(role: str, place: Path, weights: int, layers: ModelConfig | None) -> ModelMemory:
+        page = settings.cache.tokens_per_block
+        size = 0 if layers is None else Cached(layers, dtype, settings.cache.dtype).page_bytes(page) // page
+        return ModelMemory(role, str(place), weights, size)
+
+    lookahead, taps, whole_head, drafts = lookahead_of(speculative, None), 0, False, list[ModelMemory]()
     if draft is not None and is_head(draft):
-        head = read_head(draft, planned.config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
+        head = read_head(draft, config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
         if (tables := getattr(head.module, "rope_tables", None)) is not None:
             tables(torch.device("meta"))
         loaded = LoadedDraft(head_kind(head.config), head.module)
-        lookahead, taps = lookahead_of(settings.speculative, loaded), 3
-        if count > 1 and loaded.reads_target_head:
-            parts[0] = replace(parts[0], held=part(0, whole_head=True).held)
-        layers = loaded.cached_layers
-        if layers is not None:
-            cached.append(Cached(layers, dtype, settings.cache.dtype))
-        stored = summed(
-            {str(item.tensor.dtype).removeprefix("torch."): Share(item.tensor.numel() * item.tensor.dtype.itemsize, 1)}
-            for item in read_tensors(draft, HEAD_FILES, data=False)
-        )
-        kv = 0 if layers is None else _token_bytes(cached[-1], settings)
-        parts.append(Part("head", str(draft), stored, held(head.module), kv))
+        lookahead, taps, whole_head = lookahead_of(speculative, loaded), 3, count > 1 and loaded.reads_target_head
+        drafts = [model("head", draft, held_bytes(head.module), loaded.cached_layers)]
     elif draft is not None:
-        ranks = settings.speculative.draft_tensor_parallel_size if count > 1 else 1
+        ranks = speculative.draft_tensor_parallel_size if count > 1 else 1
         if ranks > 1:
             check_cut_draft(draft, ranks)
-        own, last = (
-            planned_model(draft, dtype, planned.config.max_position, engine.draft_quantization, RankPart(rank, ranks))
-            for rank in (0, ranks - 1)
-        )
-        if ranks > 1:
-            weights, shared = weights + sum(share.bytes for share in last.held.values()), 2
-        cached.append(Cached(own.config, dtype, settings.cache.dtype))
-        parts.append(Part("draft model", str(draft), own.stored, own.held, _token_bytes(cached[-1], settings)))
-    plan = _Plan(
-        tuple(parts), weights, tuple(cached), shared, planned.config, other.outside, lookahead, dtype.itemsize, taps,
-        draft is not None and not is_head(draft),
-    )  # fmt: skip
-    return plan, tuple(notes)
+        own = cut(ModelConfig.from_hf(read_config(draft), config.max_position), RankPart(0, ranks))
+        drafts = [model("draft model", draft, weights(draft, ranks, engine.draft_quantization), own)]
+    first = model("target", target, weights(target, count, engine.quantization, whole_head), config)
+    return _Plan((first, *drafts), settings, config, dtype, lookahead, taps)
 
 
-def _token_bytes(cached: Cached, settings: EngineSettings) -> int:
-    page = settings.cache.tokens_per_block
-    return cached.page_bytes(page) // page
+def _remedies(target: Path, draft: Path | None, plan: _Plan, found: MemoryForecast) -> Iterator[Remedy]:
+    """Smaller batch or context, other formats of cache and weights, and several hosts, each with its total."""
+    settings, batch, context = plan.settings, found.batch, found.context
 
+    def total(changed: EngineSettings) -> int:
+        return _plan(target, draft, changed, found.device).total(batch, context)
 
-def _pool(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    page = settings.cache.tokens_per_block
-    pages = pool_pages(batch, context, plan.lookahead, page) + 1
-    short = batch * short_pages(settings.speculative, context, plan.lookahead, page) if plan.shortens else 0
-    rows = 1 + batch * (2 if short else 1)
-    held = pool_bytes(plan.cached, page, pages) + pool_bytes(plan.cached[1:], page, short)
-    return held + 8 * rows * row_pages(context, plan.lookahead, page)
-
-
-def _activations(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    """The larger of a step that reads prompts and one that verifies drafts, and the logits of the latter."""
-    nodes = 1 + settings.speculative.most_nodes
-    return _states(plan, settings, batch, context) + 2 * batch * nodes * plan.config.vocab_size * 4
-
-
-def _states(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    """Activations without logits."""
-    config, nodes = plan.config, 1 + settings.speculative.most_nodes
-    tokens = max(settings.engine.max_num_tokens, batch * nodes)
-    width = config.intermediate_size
-    if config.experts is not None:
-        width = config.experts.width * config.experts.chosen + config.experts.shared + config.hidden_size
-    row = (4 + plan.taps) * config.hidden_size + 2 * config.q_size + 2 * config.kv_size + 4 * width
-    peak = tokens * row * plan.itemsize
-    if config.latent is not None:
-        shape = config, config.latent, plan.cached[0].dtype, FORMATS_OF_KV[plan.cached[0].kv_format]
-        piece = min(settings.engine.max_num_tokens, context)
-        peak = max(peak, step_bytes(*shape, 1, piece, context), step_bytes(*shape, batch, nodes, context + nodes))
-    return peak
-
-
-def _total(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    weights = sum(part.weights for part in plan.parts)
-    return weights + _pool(plan, settings, batch, context) + _activations(plan, settings, batch, context)
-
-
-def _other_rank(plan: _Plan, settings: EngineSettings, batch: int, context: int) -> int:
-    """Bytes of a rank that verifies no drafts."""
-    alone = plan._replace(cached=plan.cached[: plan.shared], taps=0)
-    return plan.other + _pool(alone, settings, batch, context) + _states(alone, settings, batch, context)
-
-
-def _replicas_advice(one: int, count: int, memory: int) -> tuple[str, ...]:
-    """Advice to use replicas, not so many ranks; nothing where one process, which takes `one` bytes, does not fit."""
-    if one > memory:
-        return ()
-    where = f"serve --dp {count}" if count * one <= memory else "one on each host"
-    return (
-        f"one process takes {in_words(one)} and fits: replicas ({where}) serve more requests a second, ranks answer "
-        "one request sooner",
-    )
+    if rows := _largest(batch, lambda rows: plan.total(rows, context) <= found.memory):
+        yield Remedy(f"--max-batch-size {rows}", plan.total(rows, context))
+    if (length := _largest(context, lambda length: plan.total(batch, length) <= found.memory)) >= 2:
+        yield Remedy(f"--max-seq-len {length}", plan.total(batch, length))
+    if found.device != "cpu":
+        return
+    for name in KV_DTYPES if settings.cache.dtype == "auto" else ():
+        smaller = settings._replace(cache=settings.cache.model_copy(update={"dtype": name}))
+        yield Remedy(f"--kv-cache-dtype {name}", total(smaller))
+    plain = settings.engine.quantization == "none" and stored_scheme(target) is None
+    for name in QUANTIZATIONS if plain else ():
+        yield Remedy(f"--quantization {name}", total(settings.changed(quantization=name)))
+    for count in RANKS if settings.engine.tensor_parallel_size == 1 else ():
+        with suppress(ConfigError, UnsupportedModelError):  # heads, widths or groups may not be divisible
+            each = total(settings.changed(tensor_parallel_size=count))
+            yield Remedy(f"{count} hosts with --tp_size {count}, on each", each)
+            if each <= found.memory:
+                break
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from 0 to `most` that fits, where each one below a fitting one fits."""
+    """Largest number from 0 to `most` that fits; a number below a fitting one fits."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -243,41 +294,6 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _remedies(
-    target: Path, draft: Path | None, settings: EngineSettings, device: str, plan: _Plan, found: MemoryForecast
-) -> Iterator[Remedy]:
-    """Other formats of the weights and the cache, and several devices, each with the total that it leads to."""
-    engine = settings.engine
-    if found.largest_batch:
-        rows = found.largest_batch
-        yield Remedy(f"--max-batch-size {rows}", _total(plan, settings, rows, found.context))
-    if found.largest_context >= 2:
-        length = found.largest_context
-        yield Remedy(f"--max-seq-len {length}", _total(plan, settings, found.batch, length))
-    if settings.cache.dtype == "auto" and device == "cpu":
-        for name in KV_DTYPES:
-            other = settings._replace(cache=settings.cache.model_copy(update={"dtype": name}))
-            cached = tuple(each._replace(kv_format=name) for each in plan.cached)
-            yield Remedy(
-                f"--kv-cache-dtype {name}", _total(plan._replace(cached=cached), other, found.batch, found.context)
-            )
-    for name in QUANTIZATIONS:
-        if device != "cpu" or engine.quantization != "none" or stored_scheme(target) is not None:
-            break
-        other = settings._replace(engine=engine.model_copy(update={"quantization": name}))
-        smaller, _ = _plan(target, draft, other, device)
-        yield Remedy(f"--quantization {name}", _total(smaller, other, found.batch, found.context))
-    for count in RANKS:
-        if engine.tensor_parallel_size > 1:
-            break
-        other = settings._replace(engine=engine.model_copy(update={"tensor_parallel_size": count}))
-        try:
-            part, _ = _plan(target, draft, other, device)
-        except (ConfigError, UnsupportedModelError):  # heads, widths or groups that it does not divide
-            continue
-        total = _total(part, other, found.batch, found.context)
-        here = f"hosts with --tp_size {count}, on each"
-        there = "devices with tensor parallelism, which is not implemented on CUDA"
-        yield Remedy(f"{count} {here if device == 'cpu' else there}", total)
-        if total <= found.memory:
-            break
+def in_words(count: int) -> str:
+    """Bytes in GiB or MiB."""
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -49,7 +49,7 @@ def command(model: str | None, values: Chosen) -> int:
         raise ConfigError(f"--tp-size is {values[RANKS]}; two hosts have 2 ranks, leave it out")
 
     from sametoken.checkpoint.hub import resolve as found
-    from sametoken.checkpoint.planned import planned_model
+    from sametoken.checkpoint.planned import planned_bytes
     from sametoken.deploy.two_node import Deployment, deploy, is_loopback, is_own
     from sametoken.engine.load import dtype_for
     from sametoken.model.config import ModelConfig
@@ -73,14 +73,13 @@ def command(model: str | None, values: Chosen) -> int:
         import torch
 
         from sametoken.checkpoint.hub import read_config
-        from sametoken.checkpoint.memory import times_held
+        from sametoken.runtime.ranks import RankPart
 
         place = found(embedded.target(target), resolution.values["revision"], weights=False, index=True)
         stated = ModelConfig.from_hf(read_config(place))
         dtype = dtype_for(resolution.values["dtype"], stated, torch.device("cpu"))
-        planned = planned_model(place, dtype, stated.max_position, resolution.values["quantization"])
-        whole = sum(share.bytes for share in planned.held.values())
-        needed = int((whole + planned.outside) * times_held(stated, 2)) // 2
+        first = RankPart(0, 2, whole_head=True)
+        needed = planned_bytes(place, dtype, stated.max_position, resolution.values["quantization"], first)
     given = "host" in resolution.origins
     words = (target, *given_words(OPTIONS, values, OWN_WORDS), *(() if given else ("--host", hosts[0])))
     address = next((each for each in server.hosts if given and each not in EVERY), hosts[0])

@@ -1,6 +1,6 @@
-"""Memory of one process of a training run, computed from the shapes of target and draft.
+"""Memory of one process of a training run, from the shapes of target and draft.
 
-It leaves out the draft's own activations and torch itself, which do not depend on the mode.
+Activations of the draft, and the memory of torch itself, are left out; they do not depend on the mode.
 """
 
 from __future__ import annotations
@@ -15,25 +15,21 @@ from sametoken.runtime.cache import KVCache
 from sametoken.train.dataset.extraction import PAGE
 
 Mode = Literal["online", "offline", "sharded"]
-NUMBER = 4  # bytes of a weight in training, of its gradient and of each of two moments
-BUCKETS = 4  # bytes for each weight in which DistributedDataParallel sums gradients
-DRAFT_VOCABULARY = 32000  # tokens of a head that guesses among a part of its target's
-# What `forecast` says: mode, processes, and whether the draft is sharded.
-USUAL: tuple[tuple[Mode, int, bool], ...] = (
-    ("offline", 8, False), ("online", 8, False), ("sharded", 2, False), ("sharded", 8, False), ("sharded", 8, True),
-    ("sharded", 16, True),
-)  # fmt: skip
+NUMBER = 4  # bytes of a trained weight, of its gradient, and of each of two moments
+BUCKETS = 4  # bytes per weight for the sums of gradients of DistributedDataParallel
+DRAFT_VOCABULARY = 32000  # tokens of a head with a reduced vocabulary
+PROCESSES = 8  # of a sharded target in `forecast`
 
 
 class TrainingMemory(NamedTuple):
     """Bytes in one process.
 
     Attributes:
-        blocks: of the target: all of them (online), a share (sharded), or none (offline).
-        gathered: the largest block, twice: as it is received, and as it computes.
-        outer: token vectors and output layer of the target, whole in every mode.
-        draft: weights, gradients, AdamW's moments; Muon needs a third less of the moments' place at most.
-        states: hidden states of a forward's tokens, and the target's cache for them.
+        blocks: blocks of the target: all of them (online), a share (sharded), or none (offline).
+        gathered: two copies of the largest block of a sharded target: received, and computing.
+        outer: embeddings and lm_head of the target, whole in every mode.
+        draft: weights, gradients and moments of AdamW; Muon needs less.
+        states: hidden states of the tokens of a forward, and the target's KV cache for them.
     """
 
     blocks: int
@@ -44,7 +40,7 @@ class TrainingMemory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return sum(self)
 
 
@@ -52,14 +48,17 @@ def training_memory(
     config: ModelConfig, draft: int, mode: Mode, processes: int = 1, *, fsdp: bool = False, tokens: int = 2048,
     taps: int = 3, dtype: torch.dtype = torch.bfloat16,
 ) -> TrainingMemory:  # fmt: skip
-    """The memory of a process.
+    """Memory of one process.
 
     Args:
-        config: of the target. `dtype`: it is computed in.
-        draft: numbers that are trained.
-        mode: whether the target runs whole, not at all, or sharded (`--fsdp-target`).
-        fsdp: whether the draft is sharded.
-        tokens: of a forward: `--train-bs` rows.
+        config: configuration of the target.
+        draft: number of trained weights.
+        mode: "online" with the whole target, "offline" without it, "sharded" with `--fsdp-target`.
+        processes: number of processes.
+        fsdp: true if the draft is sharded.
+        tokens: tokens of a forward: `--train-bs` rows.
+        taps: number of tapped hidden states.
+        dtype: data type of the target.
     """
     shares = processes if mode == "sharded" else 1
     sparse = (False,) * config.num_layers if config.experts is None else config.experts.layers
@@ -76,20 +75,16 @@ def training_memory(
 
 
 def eagle3_weights(config: ModelConfig) -> int:
-    """Weights of the matrices of an EAGLE-3 head as wide as its target, with a reduced vocabulary."""
+    """Number of weights of an EAGLE-3 head of the target's width, with a reduced vocabulary."""
     hidden, inner = config.hidden_size, config.intermediate_size
     attention = 2 * hidden * (config.q_size + 2 * config.kv_size) + config.q_size * hidden
     return 3 * hidden * hidden + attention + 3 * hidden * inner + min(DRAFT_VOCABULARY, config.vocab_size) * hidden
 
 
 def forecast(config: ModelConfig) -> dict[str, int]:
-    """Bytes of one process that trains an EAGLE-3 head for a target, by how it is trained."""
-    found, weights = {}, eagle3_weights(config)
-    for mode, processes, fsdp in USUAL:
-        name = {"offline": "hidden states on disk", "online": "whole target"}.get(mode, f"--fsdp-target, {processes}")
-        total = training_memory(config, weights, mode, processes, fsdp=fsdp).total
-        found[name + (" processes, --fsdp" if fsdp else " processes" if mode == "sharded" else "")] = total
-    return found
+    """Bytes of one of `PROCESSES` processes that train an EAGLE-3 head for a target, by mode."""
+    weights, modes = eagle3_weights(config), ("offline", "online", "sharded")
+    return {mode: training_memory(config, weights, mode, PROCESSES).total for mode in modes}
 
 
 def _rows(config: ModelConfig, layer: int, dtype: torch.dtype) -> list[tuple[int, int]]:
@@ -102,7 +97,7 @@ def _rows(config: ModelConfig, layer: int, dtype: torch.dtype) -> list[tuple[int
 def _draft(numbers: int, processes: int, fsdp: bool) -> int:
     """Bytes of the draft with its optimiser.
 
-    While a sharded one computes, it is whole with its gradients, and both lie a second time where they are exchanged.
+    A sharded draft is whole with its gradients during a step, with a second copy of both in the exchange.
     """
     if processes == 1:
         return 4 * NUMBER * numbers
