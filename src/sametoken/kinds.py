@@ -56,7 +56,8 @@ class Kind:
             A mark or word selects the kind of a draft that is a whole model, if it is not the usual draft model.
         aliases: names elsewhere, by tool: "vllm", "sglang", "trtllm", "llama-server", "speculators"; "trtllm-1.2" and
             "trtllm-1.3" for the PyTorch backend of these versions of TensorRT-LLM; "train" for `sametoken train
-            --mode`; "embedded" for drafts that are part of the package.
+            --mode`; "embedded" for drafts that have a name
+            (`sametoken.embedded`).
         taps: true if the head reads blocks of the target that may be chosen, rather than the last hidden state.
         unasked: default draft length if neither a method, a length nor a draft is given, for kinds whose guesses
             cost next to nothing; 0 for kinds that must be named.

@@ -100,7 +100,7 @@ def test_demo_replays_in_a_terminal(pair: Pair) -> None:
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, highlight=False)
     llm = LLM(pair.target, pair.target, {"adaptive": False})
-    demo.show([llm], SamplingParams(max_tokens=4, temperature=0.0), 1, console)
+    demo.show([llm], demo.PROMPTS, SamplingParams(max_tokens=4, temperature=0.0), 1, console)
     assert "\x1b[1;32m" in screen.getvalue()  # the same model as its own draft: accepted
     assert screen.getvalue().count(" plain ") >= len(demo.PROMPTS)
     assert "\x1b[32m" not in screen.getvalue()
@@ -110,7 +110,7 @@ def test_demo_refuses_outputs_that_differ(pair: Pair) -> None:
     llm = LLM(pair.target, pair.draft, {"adaptive": False})
     llm.engine.runner = Broken(llm.engine.runner)
     with pytest.raises(LosslessnessError, match=r"output token \d+ differs"):
-        demo.show([llm], SamplingParams(max_tokens=8, temperature=0.0), 1, Console(file=io.StringIO()))
+        demo.show([llm], demo.PROMPTS, SamplingParams(max_tokens=8, temperature=0), 1, Console(file=io.StringIO()))
 
 
 def test_a_race_counts_what_its_completions_say(pair: Pair) -> None:

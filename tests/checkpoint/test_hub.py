@@ -274,8 +274,8 @@ def test_unknown_repository_says_that_both_were_tried_and_what_is_near(
 @pytest.mark.parametrize(
     ("model", "hint"),
     [
-        ("embeded", "(did you mean 'embedded', which comes with the package?)"),
-        ("embeded-eagle3", "(did you mean 'embedded-eagle3', which comes with the package?)"),
+        ("embeded", "(did you mean 'embedded', which sametoken has?)"),
+        ("embeded-eagle3", "(did you mean 'embedded-eagle3', which sametoken has?)"),
         ("embedded-eagle3", "give it as --draft"),
     ],
 )

@@ -31,7 +31,6 @@ def conversations(tmp_path: Path) -> str:
         ("prepare",),
         ("quantize",),
         ("deploy", "plan"),
-        ("demo", "--max-tokens", "0"),
         ("serve", "--port", "70000"),
     ],
 )

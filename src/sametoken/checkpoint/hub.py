@@ -19,6 +19,7 @@ from sametoken.checkpoint.gguf.published import chosen_files, is_model
 from sametoken.checkpoint.hub_failures import failure_of, first_line, nearest_directory
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme
+from sametoken.embedded import PublishedFile, published
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError, shown
 from sametoken.files import json_object
 from sametoken.kinds import states_head
@@ -83,6 +84,7 @@ def resolve(
     Args:
         model: directory, GGUF file, Hub id such as "Qwen/Qwen3-0.6B", or Hub id with the quantisation type of a GGUF
             file, such as "Qwen/Qwen3-0.6B-GGUF:Q8_0"; without a type, the usual one of a repository of GGUF files.
+            Or the name of a published file, see `sametoken.embedded`.
         revision: branch, tag or commit of the Hub repository; None for its main branch.
         check: called with the directory of configuration and tokenizer if weights are to be downloaded; its errors end
             the download.
@@ -99,6 +101,8 @@ def resolve(
     """
     if not isinstance(model, str | Path) or not str(model).strip():
         raise CheckpointError(f"the model is {shown(model)}, expected a directory or a Hub id (owner/name)")
+    if isinstance(model, str) and (known := published(model)) is not None:
+        return _opened(_named(model, known, offline))
     path = user_path(model)
     try:
         if path.is_dir():
@@ -167,6 +171,16 @@ def _published(model: str, kind: str, sizes: Mapping[str, int], fetch: Callable[
         LOG.info(f"{model} holds weights in GGUF: {files[0]} is taken; name another kind after a colon")
     _check_space(model, sum(sizes[file] for file in files))
     return _opened(fetch(tuple(files)) / files[0])
+
+
+def _named(model: str, known: PublishedFile, offline: bool) -> Path:
+    """The GGUF file of a model that has a name, beside the Hub's cache."""
+    from huggingface_hub import constants
+
+    from sametoken.checkpoint.named import file_of
+
+    models = cache_directory().parent / "sametoken" / "models"
+    return file_of(model, known, models, _check_space, offline=offline or constants.HF_HUB_OFFLINE)
 
 
 def _opened(file: Path) -> Path:

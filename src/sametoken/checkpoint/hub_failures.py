@@ -70,10 +70,11 @@ def _refused(model: str, error: Any) -> str:
 
 def _nearest(model: str) -> str:
     """Suggestion for a model that was not found: a model of the package, or a directory; "" for neither."""
-    if model == embedded.HEAD_NAME:
-        return f" ({model} is the head of the package's target; give it as --draft)"
-    close = difflib.get_close_matches(model, (embedded.NAME, embedded.HEAD_NAME), n=1, cutoff=0.75)
-    return f" (did you mean {close[0]!r}, which comes with the package?)" if close else nearest_directory(Path(model))
+    owners = {draft: target for target, known in embedded.TARGETS.items() for draft in known.drafts}
+    if model in owners:
+        return f" ({model} is a head for {owners[model]!r}; give it as --draft)"
+    close = difflib.get_close_matches(model, {**embedded.TARGETS, **owners}, n=1, cutoff=0.75)
+    return f" (did you mean {close[0]!r}, which sametoken has?)" if close else nearest_directory(Path(model))
 
 
 def nearest_directory(path: Path) -> str:

@@ -7,6 +7,7 @@ after the other, without control codes.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from sametoken import embedded
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import AS_JSON, Option, Values, engine_options, titled
 from sametoken.commands.terminal import ACCEPTED, open_console
-from sametoken.errors import ConfigError
+from sametoken.errors import ConfigError, SametokenError
 from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
@@ -33,11 +34,18 @@ if TYPE_CHECKING:
     from sametoken.engine.llm import LLM
 
 PROMPTS = (
+    "What is a good way to learn to cook?",
+    "Why is the sky blue? Explain it to a child.",
+    "Write a short email that invites a friend to a picnic.",
+    "List five things to pack for a hike, each with a reason.",
+)
+EMBEDDED_PROMPTS = (  # of the kind that the embedded target was trained on
     "Hi! A large latte with oat milk, please.",
     "Hello, I want to see a movie tonight. Can you get me two tickets?",
     "Hello! What do you like to do for fun?",
     "I just got a new dog!",
 )
+DEFAULT = embedded.SMOLLM2  # model without MODEL, where its file can be had
 FRAMES_PER_SECOND = 30
 REUSE = CACHE + "enable_block_reuse"
 
@@ -60,7 +68,8 @@ OPTIONS = (
     *(option for option in engine_options() if option.name != REUSE),
 )
 EXAMPLES = {
-    "with the pair of models that comes with the package": "sametoken demo",
+    "with a published model, which is downloaded once, and its head": "sametoken demo",
+    "with the models that come with the package": "sametoken demo embedded",
     "with a model and its draft": "sametoken demo MODEL --draft DRAFT",
 }
 
@@ -69,23 +78,45 @@ def command(model: str | None, values: Values) -> int:
     """Show plain and speculative decoding side by side: the same tokens, sooner."""
     wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
     params = SamplingParams(**{name: values[name] for name in wanted})
+    model = _available(values) if model is None else model
+    prompts = EMBEDDED_PROMPTS if model == embedded.NAME else PROMPTS
     llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
     if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
     if values["json"]:
-        print(json.dumps(_record(llms, params, values["repeat"])))
+        print(json.dumps(_record(llms, prompts, params, values["repeat"])))
     else:
-        show(llms, params, values["repeat"], open_console(100, values["color"]))
+        show(llms, prompts, params, values["repeat"], open_console(100, values["color"]))
     return 0
 
 
-def _drafts(model: str | None, values: Values) -> list[str | None]:
-    """Names of the drafts to run: the given one, or all of the package."""
-    asked = values["draft"] is not None or values["method"] is not None or model not in (None, embedded.NAME)
-    return [values["draft"]] if asked else [embedded.NAME, embedded.HEAD_NAME]
+def _available(values: Values) -> str:
+    """Name of the model for a demo without MODEL: the published one, or the embedded one if that cannot be had."""
+    from sametoken.checkpoint.places import draft_directory, target_directory
+
+    try:
+        target_directory(DEFAULT)
+        draft_directory(values["draft"] or embedded.SMOLLM2_HEAD)
+    except SametokenError as error:
+        if values["draft"] is not None:
+            raise
+        reason = " ".join(str(error).split())
+        note, model = f"{reason}; using {embedded.NAME!r}, the small model that comes with the package", embedded.NAME
+    else:
+        note, model = f"no MODEL given: using {DEFAULT!r}", DEFAULT
+    print(note, file=sys.stderr, flush=True)
+    return model
 
 
-def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Console) -> None:
+def _drafts(model: str, values: Values) -> list[str | None]:
+    """Names of the drafts to run: the given one, or all of a named model."""
+    known = embedded.named(model)
+    if known is None or values["draft"] is not None or values["method"] is not None:
+        return [values["draft"]]
+    return [*known.drafts]
+
+
+def show(llms: Sequence[LLM], prompts: Sequence[str], params: SamplingParams, repeat: int, console: Console) -> None:
     """Run the races of all prompts and show them.
 
     Args:
@@ -98,12 +129,12 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
     from sametoken.check.race import score
 
     races = []
-    for text, race in _races(llms, params, repeat):
+    for text, race in _races(llms, prompts, params, repeat):
         races.append(race)
         console.print(f"\n> {text}", markup=False, style="bold")
         replay = _replay if console.is_terminal else _print_all
         replay(console, llms[0], race, params)
-    console.print(_table([*zip(PROMPTS, (score([one]) for one in races), strict=True), ("all", score(races))]))
+    console.print(_table([*zip(prompts, (score([one]) for one in races), strict=True), ("all", score(races))]))
     for total in score(races):
         console.print(
             f"{total.method}: {total.tokens} tokens, identical to plain decoding's; runs of each: {repeat}. "
@@ -112,26 +143,28 @@ def show(llms: Sequence[LLM], params: SamplingParams, repeat: int, console: Cons
         )
 
 
-def _races(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> Iterator[tuple[str, Race]]:
+def _races(
+    llms: Sequence[LLM], prompts: Sequence[str], params: SamplingParams, repeat: int
+) -> Iterator[tuple[str, Race]]:
     """Prompts, each with the race of plain and speculative decoding."""
     from sametoken.check.race import race, record
 
-    prompts = [prompt.ids for prompt in encode_texts(llms[0].tokenizer, PROMPTS)]
+    encoded = [prompt.ids for prompt in encode_texts(llms[0].tokenizer, prompts)]
     for each in llms:
-        record(each, prompts[0], params)  # the first run allocates and compiles
-    for text, prompt in zip(PROMPTS, prompts, strict=True):
+        record(each, encoded[0], params)  # the first run allocates and compiles
+    for text, prompt in zip(prompts, encoded, strict=True):
         with Console(stderr=True).status("timing plain and speculative decoding, each alone ..."):
             found = race(llms, prompt, params, repeat)
         yield text, found
 
 
-def _record(llms: Sequence[LLM], params: SamplingParams, repeat: int) -> dict[str, Any]:
+def _record(llms: Sequence[LLM], prompts: Sequence[str], params: SamplingParams, repeat: int) -> dict[str, Any]:
     """Final figures of `show`, for --json: speeds in tokens per second, of each prompt and of all."""
     from sametoken.check.race import score
 
-    races = list(_races(llms, params, repeat))
-    prompts = [{"prompt": text, "drafts": [each._asdict() for each in score([race])]} for text, race in races]
-    return {"runs": repeat, "prompts": prompts, "all": [each._asdict() for each in score([race for _, race in races])]}
+    races = list(_races(llms, prompts, params, repeat))
+    each = [{"prompt": text, "drafts": [one._asdict() for one in score([race])]} for text, race in races]
+    return {"runs": repeat, "prompts": each, "all": [one._asdict() for one in score([race for _, race in races])]}
 
 
 def _replay(console: Console, llm: LLM, race: Race, params: SamplingParams) -> None:

@@ -36,7 +36,8 @@ def falls_back(module: ModuleType, model: str | None, values: Chosen) -> bool:
     """Return True if a command uses the embedded model although the user did not name it."""
     if takes_model(module):
         on_server = isinstance(values.get("url"), str)  # the server has a model of its own
-        return model is None and values.get("model") is None and not on_server
+        own = hasattr(module, "DEFAULT")  # the command has another model without MODEL
+        return model is None and values.get("model") is None and not on_server and not own
     return values.get("target") == embedded.NAME and "target" not in values.given and model != embedded.NAME
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def open_llm(model: str | None, values: Values, *, calibrated: bool = True) -> LLM:
-    """Load the engine that the options describe; the model None or "embedded" is the pair of the package.
+    """Load the engine that the options describe; a named model without a draft gets its own.
 
     Args:
         calibrated: True to measure the costs of drafts now rather than during the first requests.
@@ -135,7 +135,8 @@ def model_names(model: str | None, draft: str | None, method: str | None) -> tup
     if draft is not None and method not in (None, AUTO, *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
-    if draft is None and target == embedded.NAME:
-        own: dict[str | None, str] = {kind: name for name, (kind,) in kinds.aliases("embedded").items()}
-        draft = (own | {None: embedded.NAME, AUTO: embedded.HEAD_NAME}).get(method)
+    if draft is None and target in embedded.TARGETS:
+        drafts, methods = [*embedded.TARGETS[target].drafts], kinds.aliases("embedded")
+        own: dict[str | None, str] = {methods[name][0]: name for name in drafts}
+        draft = (own | {None: drafts[0], AUTO: drafts[-1]}).get(method)
     return target, draft

@@ -78,9 +78,10 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
             notes.append(f"{place} = {theirs!r} gives way to {origin} = {ours!r}")
     settings = {**file.settings, **options.settings}
     methods = _choice_of_heads(model, settings)
-    if model in (None, embedded.NAME) and not {"method", "draft"} & settings.keys():
-        (method,) = kinds.aliases("embedded")[embedded.HEAD_NAME]
-        settings["method"] = Given(method, "the embedded target's own head")
+    known = embedded.TARGETS.get(model or embedded.NAME)
+    if known is not None and not {"method", "draft"} & settings.keys():
+        (method,) = kinds.aliases("embedded")[[*known.drafts][-1]]
+        settings["method"] = Given(method, "the target's own head")
     checked = {name: _checked(name, given) for name, given in settings.items()}
     origins = {name: given.origin for name, given in settings.items() if given.value is not None}
     return Resolution(Chosen({**chosen, **checked}, origins), methods, origins, notes)
@@ -131,8 +132,8 @@ def _settings_of_file(chosen: Chosen) -> Translation:
 def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str, ...]:
     """Possible methods of the draft, if the configured decoding type means several.
 
-    The setting becomes None, so that the draft's files determine the method. Without a draft, which means the embedded
-    head, the setting becomes the newest method, and no choice is left.
+    The setting becomes None, so that the draft's files determine the method. Without a draft, which means the
+    target's own head, the setting becomes the newest method, and no choice is left.
     """
     stated = settings.get("method")
     if stated is None or not isinstance(stated.value, tuple):
@@ -141,7 +142,7 @@ def _choice_of_heads(model: str | None, settings: dict[str, Given]) -> tuple[str
     if "draft" in settings:
         settings["method"] = Given(None, stated.origin)
         return methods
-    if model not in (None, embedded.NAME):
+    if (model or embedded.NAME) not in embedded.TARGETS:
         raise ConfigError(f"{stated.origin} needs a head; give its directory or Hub id as speculative_model_dir")
     settings["method"] = Given(methods[0], stated.origin)
     return ()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sametoken import embedded
+from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_config, read_json, resolve
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import draft_directory
@@ -32,7 +33,9 @@ NEVER = {"vllm": {"gguf"}, "trtllm": {"gguf", "bitsandbytes"}}  # vLLM reads GGU
 
 
 def target_place(model: str) -> str:
-    """Absolute path of a target that is a directory, else its Hub id."""
+    """Absolute path of a target that is a directory or a named file, else its Hub id."""
+    if embedded.published(model) is not None:
+        return str((resolve(model) / LINK).resolve())
     path = user_path(embedded.target(model))
     return str(path.absolute()) if path.exists() else model
 
@@ -47,7 +50,7 @@ def check_target(model: str, engine: str, ranks: int) -> tuple[str, ...]:
         ConfigError: the engine does not read the format, or the heads cannot be shared by the ranks.
         SametokenError: the files cannot be read.
     """
-    if not user_path(embedded.target(model)).exists():
+    if embedded.published(model) is None and not user_path(embedded.target(model)).exists():
         return ()
     directory = resolve(embedded.target(model), weights=False, index=True)
     if engine == OURS:
