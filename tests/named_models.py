@@ -51,8 +51,8 @@ def offer(patch: pytest.MonkeyPatch, folder: Path, hub: str = NOWHERE) -> None:
     patch.setenv("PIP_NO_INDEX", "1")
     patch.setenv("PIP_FIND_LINKS", str(folder))
     patch.setenv("HF_ENDPOINT", hub)
-    if hub == NOWHERE:  # its client tries again for a while
-        patch.setattr(named, "PATIENCE_S", (named.PATIENCE_S[0], 0.3))
+    # On a busy machine pip begins late; the Hub's client tries again for a while where nobody answers.
+    patch.setattr(named, "PATIENCE_S", (60.0, 0.3 if hub == NOWHERE else 60.0))
 
 
 def take_place(patch: pytest.MonkeyPatch, wanted: PublishedFile, cache: Path) -> None:

@@ -1,4 +1,4 @@
-"""Docstrings and comments of the package use plain technical English; rooms that are still open are listed as data."""
+"""Docstrings and comments of the package use plain technical English."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ import pytest
 import sametoken
 
 PACKAGE = Path(sametoken.__file__).parent
-# Rooms and files that were not yet rewritten. One leaves the list when all its docstrings and comments pass.
-OPEN = {
-    ,
-}  # fmt: skip
 # Words to avoid, and what to write instead.
 BANNED = {
     "machines that speak": ("says? said saying tells? told knows? knew hears? heard asks? asked wants?", "the fact"),
@@ -49,16 +45,11 @@ def flaws(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("room", sorted(each.name for each in PACKAGE.iterdir() if each.name not in OPEN))
-def test_a_finished_room_uses_plain_words(room: str) -> None:
+@pytest.mark.parametrize("room", sorted(each.name for each in PACKAGE.iterdir()))
+def test_a_room_uses_plain_words(room: str) -> None:
     files = sorted((PACKAGE / room).rglob("*.py")) or [PACKAGE / room]
     texts = {file.relative_to(PACKAGE): file.read_text(encoding="utf-8") for file in files if file.suffix == ".py"}
-    done = {str(file): text for file, text in texts.items() if file.as_posix() not in OPEN}
-    assert {file: found for file, text in done.items() if (found := flaws(text))} == {}
-
-
-def test_the_list_of_open_rooms_names_rooms_only() -> None:
-    assert {name for name in OPEN if not (PACKAGE / name).exists()} == set()
+    assert {str(file): found for file, text in texts.items() if (found := flaws(text))} == {}
 
 
 def test_the_scan_finds_what_it_forbids() -> None:

@@ -95,8 +95,8 @@ def _available(values: Values) -> str:
     from sametoken.checkpoint.places import draft_directory, target_directory
 
     try:
-        target_directory(DEFAULT)
         draft_directory(values["draft"] or embedded.SMOLLM2_HEAD)
+        target_directory(DEFAULT)
     except SametokenError as error:
         if values["draft"] is not None:
             raise

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
     from sametoken.commands.options import Argument, Option
 
-MODEL = "Directory, GGUF file or Hub id of the target; without it: the target that comes with the package ('embedded')."
+MODEL = (
+    "Directory, GGUF file or Hub id of the target, or 'smollm2' (SmolLM2-135M-Instruct, downloaded once); without it: "
+)
+EMBEDDED = "the target that comes with the package ('embedded')."
 MODEL_SPELLINGS = ("--model", "-m", "--hf-repo", "-hf", "-hfr")  # vLLM's, and llama.cpp's
 DEBUG = typer.Option("--debug", help="Show the traceback of an error.")
 
@@ -35,7 +38,10 @@ def _arguments(module: ModuleType) -> list[inspect.Parameter]:
     """Positional parameters of a command: the model, or its ARGUMENT; none if ARGUMENT is None."""
     kind = inspect.Parameter.KEYWORD_ONLY
     if not hasattr(module, "ARGUMENT"):
-        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL, metavar="MODEL")]
+        default = (
+            f"{module.DEFAULT!r}, or 'embedded' if that cannot be had." if hasattr(module, "DEFAULT") else EMBEDDED
+        )
+        spoken: Any = Annotated[str | None, typer.Argument(help=MODEL + default, metavar="MODEL")]
         taken = [inspect.Parameter("argument", kind, default=None, annotation=spoken)]
         if all(option.name != "model" for option in module.OPTIONS):
             spoken = Annotated[str | None, typer.Option(*MODEL_SPELLINGS, help="the same as MODEL.", hidden=True)]
