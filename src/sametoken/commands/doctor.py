@@ -64,9 +64,9 @@ EXAMPLES = {
 def command(name: str | None, values: Values) -> int:
     """Explain this machine: processor, compiled kernels, torch, memory, versions. Or, with HEAD, a head or a model.
 
-    Of a head: kind, layer convention, norms, RoPE, vocabulary, engines, and its acceptance. Of a model: the memory that
-    weights, cache and activations will need, from the headers of its files, and the batches and contexts that fit. With
-    --url, a running server of sametoken, vLLM or SGLang: if its speculation pays, and recommended changes.
+    Of a head: kind, layer convention, norms, RoPE, vocabulary, engines, and its acceptance. Of a model: the memory of
+    weights, KV cache and activations, and changes that make it fit. With --url, a running server of sametoken, vLLM or
+    SGLang: if its speculation pays, and recommended changes.
     """
     if values["url"] is not None:
         if name is not None:
