@@ -71,7 +71,7 @@ MEMORY = (
         "the cache holds fewer tokens than a whole context",
         "a warning at start, and an error where the length was asked for",
         "raise `--kv-cache-free-memory-fraction`, `--kv-cache-dtype int8`, or fewer sequences",
-        "ask for a shorter context",
+        "request a shorter context",
         "tests/engine/test_pools.py::test_a_pool_too_small_for_what_was_asked_is_refused",
     ),
 )
