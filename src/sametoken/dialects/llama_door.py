@@ -89,7 +89,7 @@ def _join(to: Passage) -> None:
             context //= slots
     if context > 0:
         to.set("--max-seq-len", str(context))
-        to.set("--cap-max-seq-len")  # llama-server takes the model's context where it is asked for more
+        to.set("--cap-max-seq-len")  # as llama-server does
     steps = [int(seen[name]) for name in ("micro", "batch") if name in seen]
     if "micro" in seen or min(steps, default=STEP) < STEP:
         to.set("--max-num-tokens", str(min(steps)))
@@ -145,7 +145,7 @@ def _join_cache(to: Passage) -> None:
     few = (*COARSER, EIGHT)
     wide = [value for value in to.cached.values() if value not in few]
     planes = {spelling[-1] for spelling in to.cached}
-    chosen = wide[0] if wide else EIGHT if len(planes) == 2 else "f16"  # which llama-server keeps where it is not told
+    chosen = wide[0] if wide else EIGHT if len(planes) == 2 else "f16"  # llama-server's default
     for spelling, value in to.cached.items():
         if chosen != EIGHT and value in few:
             words = f"kept as {chosen}: keys and values have one type, give it for both"

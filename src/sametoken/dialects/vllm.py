@@ -106,7 +106,7 @@ OF_METHODS: dict[str, Table] = {
 
 
 def overrides(stated: Any) -> dict[str, Any] | None:
-    """RoPE of the target from keys of config.json, with those of `rope_parameters` beside those of the top level.
+    """RoPE of the target from keys of config.json, those of `rope_parameters` and those of the top level.
 
     Raises:
         ValueError: it is no JSON object, or a key is none of RoPE and the context; the message names the key.
