@@ -48,7 +48,7 @@ def overridden(keys: Keys, given: Mapping[str, Any], defaults: Defaults) -> Keys
 
 
 def stretched_positions(rope: RopeConfig, given: Mapping[str, Any]) -> int:
-    """Number of positions of a model with this RoPE: what is given, or what the stretch makes of the file's, if more.
+    """Number of positions of a model with this RoPE: the given one, or that of the file times the stretch, if more.
 
     Raises:
         ConfigError: there are too many.
