@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sametoken.bench.measure import StepTimes
+from sametoken.check.race import forget_outputs
 from sametoken.drafters.rows import GrowingDrafter
 from sametoken.engine.llm import LLM
 from sametoken.engine.report import StepReport
 from sametoken.engine.stats import SpeculationStats
-from sametoken.heads.registry import model_free_drafters
 from sametoken.options.sampling import SamplingParams
 
 
@@ -62,7 +62,7 @@ class Pass(NamedTuple):
 
 def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
     """Run requests in order, at most `batch` at once, on drafters without memory of earlier calls."""
-    forget(llm)
+    forget_outputs(llm)
     waiting = deque(range(len(jobs)))
     going: dict[int, tuple[int, list[tuple[float, int]]]] = {}  # index of the job and emissions, by request id
     samples: dict[int, TimedOutput] = {}
@@ -87,11 +87,6 @@ def drive(llm: LLM, jobs: Sequence[TimedRequest], batch: int) -> Pass:
                 del going[request.id]
                 samples[place] = TimedOutput(request.output_ids, request.stats, came)
     return Pass([samples[place] for place in range(len(jobs))], steps, time.perf_counter() - begin)
-
-
-def forget(llm: LLM) -> None:
-    """Replace the drafters without a model: their memory of outputs would predict a repeated prompt exactly."""
-    llm.engine.drafters.update(model_free_drafters(llm.speculative))
 
 
 def branch(llm: LLM, tree_top_k: int) -> None:

@@ -14,6 +14,7 @@ from sametoken.engine.completion import Completion
 from sametoken.engine.detokenize import Detokenizer
 from sametoken.engine.llm import LLM
 from sametoken.errors import LosslessnessError
+from sametoken.heads.registry import model_free_drafters
 from sametoken.options.sampling import RequestSpeculation, SamplingParams
 
 
@@ -71,6 +72,11 @@ def record(llm: LLM, prompt: Sequence[int], params: SamplingParams) -> Recording
     return Recording(completion, frames)
 
 
+def forget_outputs(llm: LLM) -> None:
+    """Replace the drafters without a model: their memory of outputs would predict a repeated prompt exactly."""
+    llm.engine.drafters.update(model_free_drafters(llm.speculative))
+
+
 def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, repeat: int) -> Race:
     """Run plain decoding and every engine's drafts in turn, `repeat` times.
 
@@ -88,6 +94,7 @@ def race(llms: Sequence[LLM], prompt: Sequence[int], params: SamplingParams, rep
     takes: list[list[Recording]] = [[] for _ in sides]
     for _ in range(repeat):
         for (llm, chosen), kept in zip(sides, takes, strict=True):
+            forget_outputs(llm)
             kept.append(record(llm, prompt, chosen))
     for kept in takes:
         for take in kept:

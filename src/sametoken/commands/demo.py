@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
@@ -27,6 +28,7 @@ from sametoken.errors import ConfigError, SametokenError
 from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
+from sametoken.options.speculation import AUTO
 from sametoken.prompts.sources import encode_texts
 
 if TYPE_CHECKING:
@@ -80,7 +82,8 @@ def command(model: str | None, values: Values) -> int:
     params = SamplingParams(**{name: values[name] for name in wanted})
     model = _available(values) if model is None else model
     prompts = EMBEDDED_PROMPTS if model == embedded.NAME else PROMPTS
-    llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
+    pairs = _drafts(model, values)
+    llms = [open_llm(model, {**values, "draft": draft, "method": method, REUSE: False}) for draft, method in pairs]
     if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
     if values["json"]:
@@ -108,12 +111,15 @@ def _available(values: Values) -> str:
     return model
 
 
-def _drafts(model: str, values: Values) -> list[str | None]:
-    """Names of the drafts to run: the given one, or all of a named model."""
+def _drafts(model: str, values: Values) -> list[tuple[str | None, str | None]]:
+    """Drafts to run, each with its method: as given, or those of a named model.
+
+    The head of a published model is shown together with looked-up guesses, as servers use it.
+    """
     known = embedded.named(model)
     if known is None or values["draft"] is not None or values["method"] is not None:
-        return [values["draft"]]
-    return [*known.drafts]
+        return [(values["draft"], values["method"])]
+    return [(name, None if isinstance(known.place, Path) else AUTO) for name in known.drafts]
 
 
 def show(llms: Sequence[LLM], prompts: Sequence[str], params: SamplingParams, repeat: int, console: Console) -> None:
