@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from sametoken import __version__
+from sametoken.checkpoint.paths import user_path
 from sametoken.commands.draft_stages import DRAFT_LEN, FORMATS, TEMPERATURE, TRAINED, DraftJob, written
 from sametoken.commands.draft_state import DraftState
 from sametoken.files import replacing
@@ -65,7 +65,8 @@ def write_card(job: DraftJob, state: DraftState, lines: Sequence[str]) -> None:
 
 def _card(job: DraftJob, state: DraftState, lines: Sequence[str]) -> Iterator[str]:
     plan, settings, chosen = state.content["plan"], state.content["settings"], state.content["chosen"]
-    name = Path(job.model).stem if Path(job.model).exists() else job.model
+    place = user_path(job.model)
+    name = place.stem if place.is_file() else place.name if place.is_dir() else job.model
     yield from ("---", f"base_model: {name}", "library_name: sametoken", "tags:", "- speculative-decoding", "- eagle3")
     yield from ("---", "", f"# EAGLE-3 head for {name}", "")
     form = "as trained" if chosen == TRAINED else chosen

@@ -115,6 +115,7 @@ class DraftRun:
         seconds: dict[str, float] = {}
         for stage in measurements(job):
             began = time.monotonic()
+            tell(f"  {stage.title}")
             with redirect_stderr(StringIO()):  # a short training warns that it is short
                 code, found[stage.key] = stage.run()
             if code > 1:
