@@ -5,7 +5,7 @@ Activations of the draft, and the memory of torch itself, are left out; they do 
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -14,7 +14,7 @@ from sametoken.model.config import ModelConfig
 from sametoken.runtime.cache import KVCache
 from sametoken.train.dataset.extraction import PAGE
 
-Mode = Literal["online", "offline", "sharded"]
+Mode = Literal["offline", "online", "sharded"]
 NUMBER = 4  # bytes of a trained weight, of its gradient, and of each of two moments
 BUCKETS = 4  # bytes per weight for the sums of gradients of DistributedDataParallel
 DRAFT_VOCABULARY = 32000  # tokens of a head with a reduced vocabulary
@@ -83,7 +83,7 @@ def eagle3_weights(config: ModelConfig) -> int:
 
 def forecast(config: ModelConfig) -> dict[str, int]:
     """Bytes of one of `PROCESSES` processes that train an EAGLE-3 head for a target, by mode."""
-    weights, modes = eagle3_weights(config), ("offline", "online", "sharded")
+    weights, modes = eagle3_weights(config), get_args(Mode)
     return {mode: training_memory(config, weights, mode, PROCESSES).total for mode in modes}
 
 
