@@ -14,7 +14,7 @@ from sametoken import embedded
 from sametoken.checkpoint import named
 from sametoken.embedded import NamedModel, PublishedFile
 
-FILE = "Tiny.Q8_0.gguf"
+FILE, MODULE = "Tiny.Q8_0.gguf", "tiny_model"
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -30,8 +30,8 @@ def write_wheel(folder: Path, content: bytes, file: str = FILE) -> Path:
     wheel = folder / "tiny_model-1.0-py3-none-any.whl"
     info = "tiny_model-1.0.dist-info"
     files = {
-        f"tiny_model/{file}": content,
-        "tiny_model/__init__.py": b"raise SystemExit('this was run')",
+        f"{MODULE}/{file}": content,
+        f"{MODULE}/__init__.py": b"raise SystemExit('this was run')",
         f"{info}/LICENSE": b"the licence's text",
         f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n",
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
