@@ -34,7 +34,7 @@ server/test_server_api.py engine/test_structured.py train/test_trainer.py train/
 .PHONY: help setup demo serve test test-thorough coverage test-triton test-arm test-lowest support big-models troubleshooting conformance test-engines test-containers clients test-distributed test-dynamo test-slurm test-ray test-real test-peers programs check docs dist test-wheel clean
 
 help:
-	@echo "make demo    plain and speculative decoding side by side: SmolLM2 (downloads 98 MB once), else the embedded models"
+	@echo "make demo    plain and speculative decoding of the embedded models, side by side"
 	@echo "make serve   the embedded target and its head as an OpenAI-compatible server on port 8000"
 	@echo "make test    the test suite"
 	@echo "make test-thorough  every cell of its large matrices, and its slowest tests"

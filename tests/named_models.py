@@ -56,7 +56,7 @@ def offer(patch: pytest.MonkeyPatch, folder: Path, hub: str = NOWHERE) -> None:
 
 
 def take_place(patch: pytest.MonkeyPatch, wanted: PublishedFile, cache: Path) -> None:
-    """Let the name `smollm2` stand for a file, with the embedded head as its own, and an empty cache."""
-    known = NamedModel(wanted, {embedded.SMOLLM2_HEAD: embedded.HEAD})
+    """Let the name `smollm2` stand for a file, with an empty cache."""
+    known = NamedModel(wanted, {})
     patch.setattr(embedded, "TARGETS", {**embedded.TARGETS, embedded.SMOLLM2: known})
     patch.setattr(constants, "HF_HUB_CACHE", str(cache / "hub"))

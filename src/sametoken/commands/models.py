@@ -135,8 +135,9 @@ def model_names(model: str | None, draft: str | None, method: str | None) -> tup
     if draft is not None and method not in (None, AUTO, *MODEL_METHODS):
         raise ConfigError(f"--draft {draft} has no use with --method {method}; leave one of them out")
     target = model or embedded.NAME
-    if draft is None and target in embedded.TARGETS:
-        drafts, methods = [*embedded.TARGETS[target].drafts], kinds.aliases("embedded")
+    known = embedded.named(target)
+    if draft is None and known is not None and known.drafts:
+        drafts, methods = [*known.drafts], kinds.aliases("embedded")
         own: dict[str | None, str] = {methods[name][0]: name for name in drafts}
         draft = (own | {None: drafts[0], AUTO: drafts[-1]}).get(method)
     return target, draft

@@ -6,7 +6,6 @@ Options have priority over the file; two options that contradict each other are 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -80,8 +79,8 @@ def resolve(model: str | None, chosen: Chosen) -> Resolution:
     settings = {**file.settings, **options.settings}
     methods = _choice_of_heads(model, settings)
     known = embedded.TARGETS.get(model or embedded.NAME)
-    if known is not None and not {"method", "draft"} & settings.keys():
-        (method,) = kinds.aliases("embedded")[[*known.drafts][-1]] if isinstance(known.place, Path) else (AUTO,)
+    if known is not None and known.drafts and not {"method", "draft"} & settings.keys():
+        (method,) = kinds.aliases("embedded")[[*known.drafts][-1]]
         settings["method"] = Given(method, "the target's own head")
     checked = {name: _checked(name, given) for name, given in settings.items()}
     origins = {name: given.origin for name, given in settings.items() if given.value is not None}

@@ -15,7 +15,7 @@ TARGET = Path(__file__).parent / "target"
 DRAFT = Path(__file__).parent / "draft"
 HEAD_NAME = "embedded-eagle3"  # name of the head for options that take a draft
 HEAD = Path(__file__).parent / "head"
-SMOLLM2, SMOLLM2_HEAD = "smollm2", "smollm2-eagle3"
+SMOLLM2 = "smollm2"
 
 
 class PublishedFile(NamedTuple):
@@ -45,7 +45,7 @@ class NamedModel(NamedTuple):
 
     Attributes:
         place: its directory in the package, or the published file.
-        drafts: directories of its drafts by name: first the default of most commands, last that of servers.
+        drafts: directories of its drafts by name: first the default of most commands, last that of servers; or none.
     """
 
     place: Path | PublishedFile
@@ -65,7 +65,7 @@ TARGETS: Mapping[str, NamedModel] = MappingProxyType(
                 "ab810cf68114990406fdf996510dd3d3c6adbdf5",
                 "SmolLM2-135M-Instruct by HuggingFaceTB, in Q4_1 by QuantFactory, under the Apache License 2.0",
             ),
-            {SMOLLM2_HEAD: Path(__file__).parent / SMOLLM2_HEAD},
+            {},
         ),
     }
 )

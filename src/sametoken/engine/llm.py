@@ -52,8 +52,7 @@ class LLM:
         model: directory, Hub id, "embedded" for the target that comes with the package, or "smollm2" for a published
             one, which is downloaded once.
         draft: directory or Hub id of a draft model or of an EAGLE or Medusa head, or output directory of a
-            training run; "embedded" for the draft of the embedded target, "embedded-eagle3" for its head,
-            "smollm2-eagle3" for that of "smollm2".
+            training run; "embedded" for the draft of the embedded target, "embedded-eagle3" for its head.
         speculative: `SpeculativeConfig` or a mapping of its keys.
         kv_cache: `KVCacheConfig` or a mapping of its keys.
         revision: branch, tag or commit of the model on the Hub.

@@ -40,9 +40,8 @@ class ModelSettings(Settings):
             "llama-server model_draft/-md/spec_draft_model/hf_repo_draft/-hfd/-hfrd/spec_draft_hf",
         ),
     ] = None
-    """draft model or head: a directory, a training run or a Hub id; without it: none, but with the target smollm2 its
-    head "smollm2-eagle3", and with the embedded target servers use its head "embedded-eagle3" and other commands its
-    draft model "embedded" (demo: both)."""
+    """draft model or head: a directory, a training run or a Hub id; without it: none, but with the embedded target
+    servers use its head "embedded-eagle3" and other commands its draft model "embedded" (demo: both)."""
     revision: Annotated[str | None, Elsewhere("trtllm revision", "trtllm-serve hf_revision")] = None
     """branch, tag or commit of MODEL on the Hub; without it: its main branch."""
     draft_revision: Annotated[str | None, Elsewhere("vllm revision")] = None

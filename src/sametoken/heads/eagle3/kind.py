@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sametoken.embedded import HEAD_NAME, SMOLLM2_HEAD
+from sametoken.embedded import HEAD_NAME
 from sametoken.kinds import Kind
 
 KIND = Kind(
@@ -23,7 +23,7 @@ KIND = Kind(
         "trtllm-1.3": ("Eagle3",),
         "speculators": ("eagle3",),
         "train": ("eagle3", "eagle"),
-        "embedded": (HEAD_NAME, SMOLLM2_HEAD),
+        "embedded": (HEAD_NAME,),
     },
     taps=True,
     settings=("tree_top_k",),
