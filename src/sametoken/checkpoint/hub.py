@@ -174,7 +174,7 @@ def _published(model: str, kind: str, sizes: Mapping[str, int], fetch: Callable[
 
 
 def _named(model: str, known: PublishedFile, offline: bool) -> Path:
-    """The GGUF file of a model that has a name, beside the Hub's cache."""
+    """The GGUF file of a named model, next to the Hub's cache."""
     from huggingface_hub import constants
 
     from sametoken.checkpoint.named import file_of

