@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -103,7 +103,7 @@ def running(llm: LLM, info: Mapping[str, Any] | None = None, **settings: Any) ->
         try:
             yield made[0]
         finally:
-            if thread.is_alive():
+            with suppress(RuntimeError):  # the loop of a server that was stopped is closed, or closes just now
                 made[0].stop()
             made[0].client.close()
             thread.join(30)

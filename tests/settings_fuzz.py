@@ -48,7 +48,17 @@ KINDS: dict[str | None, str] = {"draft": "draft_target", "eagle3": "eagle3", "ea
 FREE = ("ngram", "suffix", "none", "auto", None)
 # Several ranks are processes, seconds to start: tests of the room `parallel` vary them.
 RANKS = {"tensor_parallel_size", "tensor_parallel_check", "draft_tensor_parallel_size"}
-FIXED = {"device", "deterministic", "cuda_graphs", "tokenizer", "chat_template", "generation_config", *RANKS}
+# RoPE by option changes the target: tests/engine/test_rope_scaling.py compares plain and speculative with it.
+FIXED = {
+    "device",
+    "rope_scaling",
+    "deterministic",
+    "cuda_graphs",
+    "tokenizer",
+    "chat_template",
+    "generation_config",
+    *RANKS,
+}
 FORMATS = ("none", "none", "int8", "int8_weight_only", "int4", "int4_g128")
 TAG = {"triggers": ["a"], "structures": [{"begin": "a<", "schema": {"type": "integer"}, "end": ">"}]}
 POOL = 48  # requests that rounds choose from
@@ -165,7 +175,7 @@ def draw_round(luck: random.Random) -> Round:
         "draft_quantization": luck.choice(FORMATS), "max_batch_size": batch,
         "max_num_tokens": luck.choice([2, 5, 16, 64, 512]),
         "max_mixed_prefill_tokens": luck.choice([1, 3, 64]), "max_prefill_share": luck.choice([0.1, 0.5, 1.0]),
-        "max_seq_len": luck.choice([None, 100, 110, 128]),
+        "max_seq_len": luck.choice([None, 100, 110, 128]), "cap_max_seq_len": luck.random() < 0.5,
         "weight_cache": luck.random() < 0.5,
     }  # fmt: skip
     cache = {

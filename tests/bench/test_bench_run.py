@@ -286,7 +286,7 @@ def assert_refused(answer: Any, words: str) -> None:
     """One line in our own form; pydantic's words are "Input should be", "Field required" and the like."""
     assert (answer.code, answer.err.count("\n")) == (2, 1)
     assert words in answer.err
-    assert "`sametoken bench --out` writes; measure again" in answer.err
+    assert "expected a file of this version's `sametoken bench --out`; measure again" in answer.err
     assert "Input" not in answer.err
     assert "required" not in answer.err
 

@@ -136,7 +136,7 @@ def test_all_sources_together_give_up_in_time() -> None:
 
 
 def test_without_pip_the_remedy_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named, "find_spec", lambda name: None)
+    monkeypatch.setattr(named, "_has_pip", lambda: False)
     assert "this Python has no pip (add it: python -m ensurepip, or uv pip install pip); " in place.refused()
 
 

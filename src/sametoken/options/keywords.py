@@ -21,7 +21,7 @@ class EngineOptions(TypedDict, total=False):
     max_prefill_share: float
     max_seq_len: int | None
     cap_max_seq_len: bool
-    rope_scaling: dict[str, Any] | str | None
+    rope_scaling: dict[str, Any] | None
     deterministic: bool | None
     quantization: Quantization
     draft_quantization: Quantization

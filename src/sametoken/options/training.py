@@ -179,6 +179,6 @@ class DataSettings(Settings):
     fill_vocabulary: bool = False
     """fill the draft vocabulary up with tokens that do not occur in the data."""
     all_tokens: Annotated[bool, Shown(spellings=ANSWER_ONLY)] = False
-    """train on every token, not only on the assistant's answers; --no-answer-only-loss means the same."""
+    """train on every token, not only on the assistant's answers."""
     end_of_turn: bool = True
     """train on the token that ends an answer too."""

@@ -41,7 +41,8 @@ class Api:
             ApiError: the body is too large, compressed, of another content type, not JSON, or does not match `kind`;
                 or the model is not served.
         """
-        received = await self._received(request, self._most)
+        self._check_headers(request)
+        received = await read_body(request, self._most)
         request.state.is_long = len(received) > LONG_BODY
         if request.state.is_long:
             body = await asyncio.to_thread(_parsed, kind, received, self._lenient)
@@ -51,18 +52,13 @@ class Api:
         self._check_model(cast(Any, body).model)  # every body has this field
         return body
 
-    async def _received(self, request: Request, most: int) -> bytes:
-        """Bytes of a body.
-
-        Raises:
-            ApiError: the body is larger than `most` bytes, compressed, or of another content type than JSON.
-        """
+    def _check_headers(self, request: Request) -> None:
+        """Refuse a body that is compressed or, on a server without keys, of another content type than JSON."""
         if not self._worker.config.api_key:
             check_content(request.headers)
         if (packed := request.headers.get("content-encoding", "identity").lower()) not in ("", "identity"):
             message = f"the body is said to be compressed (Content-Encoding: {packed[:40]}); send it as it is"
             raise ApiError(415, message, code="unsupported_encoding", headers={"Accept-Encoding": "identity"})
-        return await read_body(request, most)
 
     def _check_model(self, model: str | None) -> None:
         if model is not None and model not in self._names and not self._worker.config.any_model:

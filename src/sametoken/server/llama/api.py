@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.errors import RequestError, shown
 from sametoken.options.sampling import SamplingParams
 from sametoken.server.api import Api
-from sametoken.server.body_size import LONG_BODY
+from sametoken.server.body_size import LONG_BODY, read_body
 from sametoken.server.embedding_api import EmbeddingApi
 from sametoken.server.errors import ApiError, misread, not_supported
 from sametoken.server.llama.schema import (
@@ -207,7 +207,8 @@ class LlamaAbout(AnyModel):
 
     async def change_adapters(self, request: Request) -> Response:
         """Success for an empty list of scales; status 400 for others, because no adapter is loaded."""
-        received = await self._received(request, LONG_BODY)
+        self._check_headers(request)
+        received = await read_body(request, LONG_BODY)
         try:
             scales = from_json(received)
         except ValueError as error:
