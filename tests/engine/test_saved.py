@@ -50,6 +50,16 @@ def test_another_process_goes_on_where_one_ended(
     blocks.check()
 
 
+@pytest.mark.parametrize("dtype", ["auto", "int8", "fp8"])
+def test_a_sequence_of_less_than_a_page_is_an_empty_one(tiny_pair: Pair, tmp_path: Path, dtype: str) -> None:
+    llm, file = engine_of(tiny_pair, dtype=dtype), tmp_path / "s.bin"
+    llm.generate([PROMPT[:4]], SamplingParams(max_tokens=1, temperature=0, ignore_eos=True))
+    write(keep(llm.engine, PROMPT[:5]), file, llm.fingerprint())
+    kept, _ = read(llm.engine, file, llm.fingerprint())
+    give(llm.engine, kept)
+    assert (kept.pages, kept.tokens) == (0, PROMPT[:1])
+
+
 def test_files_that_do_not_fit_are_refused(tiny_pair: Pair, tmp_path: Path, one_thread: None) -> None:
     llm, file = engine_of(tiny_pair), tmp_path / "s.bin"
     saved(llm, file)

@@ -150,4 +150,5 @@ def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | 
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    # Flat first: an empty tensor is contiguous with any strides, and bytes of such ones cannot be viewed.
+    return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
