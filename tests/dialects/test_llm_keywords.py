@@ -106,6 +106,8 @@ def test_drafts_are_read_from_every_spelling() -> None:
         ({"speculative_config": {"method": "custom_class"}}, "^speculative_config method = 'custom_class': "),
         ({"speculative_config": {"methud": "ngram", "model": "d"}}, "did you mean 'method'\\?"),
         ({"speculative_config": "ngram"}, "^speculative_config 'ngram': expected a JSON object"),
+        ({"hf_overrides": {"rope_scaling": 5}}, "rope_scaling is 5, expected a JSON object"),
+        ({"hf_overrides": {"rope_parameters": [1]}}, r"rope_parameters is \[1\], expected a JSON object"),
         ({"hf_overrides": {"architectures": ["x"]}}, "^hf_overrides .*: architectures is the checkpoint's own"),
         ({"quantization": "sixteen"}, "^quantization sixteen: a checkpoint's own quantization is found without it"),
     ],

@@ -220,6 +220,13 @@ def test_errors_in_its_envelope(served: Running) -> None:
     assert post(served, "/slots/0?action=save", 501)["error"]["type"] == "not_supported_error"
 
 
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+def test_an_empty_list_of_prompts_is_refused(served: Running, path: str) -> None:
+    answer = served.post(path, {"prompt": []})
+    assert answer.status_code == 400
+    assert "prompt is an empty list" in answer.json()["error"]["message"]
+
+
 def test_no_adapter_is_loaded(served: Running) -> None:
     path = f"{served.url}/lora-adapters"
     assert httpx.get(path).json() == []

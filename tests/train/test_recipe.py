@@ -99,6 +99,7 @@ def test_our_keys_are_read_flat_and_in_sections_and_words_win(pair, data, tmp_pa
         ("- 1", [], "is a list, expected keys with values"),
         ("lr: 1\nlr: 2", [], "occurs twice"),
         ("lr: [", [], "is not YAML"),
+        ("&a\nmode: eagle3\nmodel: *a", [], "a value contains itself"),
         ("lr: 1", ["optimiser.lr=1"], "unknown section 'optimiser'"),
         ("lr: 1", ["other"], "expected one model"),
         ("lr: 1", ["config=other.yaml"], "unknown key 'config'"),

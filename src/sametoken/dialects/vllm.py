@@ -124,6 +124,8 @@ def overrides(stated: Any) -> dict[str, Any] | None:
             found |= overrides(value) or {}
         elif name in WITH_ROPE:
             inner = read_rope_scaling(value) if isinstance(value, str) else value
+            if inner is not None and not isinstance(inner, Mapping):
+                raise ValueError(f"{name} is {json.dumps(inner)}, expected a JSON object")
             found |= {key: each for key, each in (inner or {}).items() if key not in IDLE}
         elif name in OF_ROPE:
             found[name] = value

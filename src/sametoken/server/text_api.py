@@ -156,6 +156,9 @@ class TextApi(Api):
             raise refused(error, asked.fields) from error
         if made is None:
             return None
+        if not made.requests:
+            empty = RequestError("prompt is an empty list, expected a text, token ids, or a list of them")
+            raise refused(empty, asked.fields)
         job = worker.take(made.requests)
         LOG.debug("%s: %d sequences, user %r", api.name, len(job.requests), asked.user)
         most, room = made.requests[0].params.max_tokens, min(each.room for each in made.requests)

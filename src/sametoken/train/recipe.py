@@ -133,7 +133,12 @@ def _parse(file: str) -> dict[Any, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"--config {file}: {reason}; expected a YAML file of options") from error
-    return parse_mapping(text, file, "num_epochs: 2")
+    stated = parse_mapping(text, file, "num_epochs: 2")
+    try:
+        json.dumps(stated, default=str, skipkeys=True)
+    except ValueError as error:
+        raise ConfigError(f"{file}: a value contains itself by an anchor; write the values out") from error
+    return stated
 
 
 Entry = tuple[str, str, Setting]  # section ("" for none), key, and value

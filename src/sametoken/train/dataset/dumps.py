@@ -107,7 +107,7 @@ class DumpedStates:
         try:
             found = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # any exception of torch for a damaged file
-            raise DataError(f"{file}: not a dump of hidden states ({(str(error).splitlines() or [''])[0]})") from error
+            raise DataError(f"{file}: not a dump of hidden states, expected tensors alone by torch.save") from error
         needed = (IDS, LAST, TAPS) if self._taps else (IDS, LAST)
         missing = [key for key in needed if not isinstance(found, dict) or not isinstance(found.get(key), Tensor)]
         if missing:
