@@ -38,7 +38,7 @@ from sametoken.drafters.base import Proposed
 from sametoken.drafters.padded import Guess
 from sametoken.engine.report import StepReport
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.speculation.sampling import Sampling
 
 LONGEST = 8

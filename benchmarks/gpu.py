@@ -28,10 +28,10 @@ from sametoken.drafters.device import Plain, Proposer
 from sametoken.engine.device_step import decode_step
 from sametoken.engine.runner import Runner
 from sametoken.model.decoder import Decoder
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey, Graphs
-from sametoken.speculation.params import RequestSpeculation
 from sametoken.speculation.sampling import RowSampling, Sampling
 
 PROMPT = list(range(3, 131))

@@ -21,9 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sametoken.options.sampling import SamplingParams
 from sametoken.runtime.draw import draw
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
 WEIGHTS = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from controller import make_llm, make_prompts
 
 from sametoken import SamplingParams
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 
 TURN = 1.0  # seconds
 

@@ -15,7 +15,7 @@ import time
 import torch
 
 from sametoken import LLM, SamplingParams
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 
 SHAPES = {
     "chain of 8": {"max_draft_len": 8},

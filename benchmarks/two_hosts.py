@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from sametoken import LLM, SamplingParams
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 model, draft, interface, length, tokens = sys.argv[1:]
 settings = {"max_draft_len": int(length), "adaptive": False}
 llm = LLM(model, draft, settings, dtype="bfloat16", max_seq_len=512, max_batch_size=1, tensor_parallel_size=2)

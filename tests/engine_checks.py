@@ -20,9 +20,9 @@ from sametoken.drafters.device import proposers
 from sametoken.engine.captured import CapturedSteps
 from sametoken.engine.engine import Engine
 from sametoken.engine.plan import Plan
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.options.speculation import NO_DRAFT
 from sametoken.runtime.graphs import GraphKey
-from sametoken.speculation.params import RequestSpeculation
 
 PLAIN = RequestSpeculation(enabled=False)
 PAGE = 8

@@ -11,8 +11,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling, rank, sample
 
 V = 12

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import httpx
 from openai import OpenAI
 
-from sametoken.config import ServerConfig
 from sametoken.engine.llm import LLM
+from sametoken.options.server import ServerConfig
 from sametoken.server.listen import bind, loop_factory
 from sametoken.server.run import EngineServer, make_server
 

@@ -34,13 +34,14 @@ from cli_checks import speak
 from engine_checks import PLAIN, check_idle, disturb, llama, prompts
 from head_checks import eagle_config, random_weights, shape_of
 from sametoken import LLM, RequestSpeculation, SamplingParams
-from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.engine.completion import Completion
 from sametoken.errors import ConfigError, MemoryPlanError
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.medusa.config import MedusaConfig
 from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.heads.write import write_head
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.speculation.structure import StructuredOutputs
 
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}

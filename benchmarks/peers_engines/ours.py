@@ -11,7 +11,7 @@ from peers_engines.protocol import Clock, serve
 from sametoken import LLM, SamplingParams
 from sametoken.engine.report import StepReport
 from sametoken.kernels.cpu.variant import library
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 
 MODES = {
     "auto": RequestSpeculation(method="draft_target", adaptive=True),

@@ -18,9 +18,9 @@ from sametoken.bench.record import Cell, Mismatch, Run, read_runs
 from sametoken.bench.run import Grid, GridResult, encode_workload, measure_grid
 from sametoken.bench.workloads import Workload, spell_turn
 from sametoken.errors import PromptTooLongError
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.prompts.files import PromptItem
 from sametoken.prompts.sources import Conversation, as_turn
-from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 GRID = Grid([1, 3], [1], True, [1, 3], [None], [0.0], output_len=8, repeat=2, seed=5, ignore_eos=False)

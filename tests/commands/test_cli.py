@@ -20,8 +20,9 @@ from cli_checks import LETTERS, SPECIAL, Answer, Pair, greedy
 from sametoken import SamplingParams, __version__
 from sametoken.cli import COMMANDS, build_command, module_of
 from sametoken.commands.generate import in_order
-from sametoken.config import EngineConfig, KVCacheConfig, SpeculativeConfig
 from sametoken.engine.completion import Chunk
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.speculation import SpeculativeConfig
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {

@@ -12,13 +12,13 @@ import pytest
 from foreign_keys import markdown
 
 from sametoken.commands.resolution import HINTS
-from sametoken.config import SpeculativeConfig
 from sametoken.dialects import flags, llama_server, trtllm, vllm
 from sametoken.dialects.flags import FLAGS, read_flags
 from sametoken.dialects.rules import Group, NoEffect, Only, Rule, Sets, Table, Translation, apply, translate
 from sametoken.dialects.trtllm_yaml import read_file, translate_text
 from sametoken.dialects.vllm import read_json
 from sametoken.errors import ConfigError
+from sametoken.options.speculation import SpeculativeConfig
 
 PLAYBOOKS = Path(__file__).parents[1] / "playbooks"
 SAMPLES: dict[type, tuple[Any, ...]] = {

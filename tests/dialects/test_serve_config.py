@@ -15,8 +15,10 @@ from sametoken.commands import serve
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import Chosen
 from sametoken.commands.resolution import HINTS, check_choice, resolve
-from sametoken.config import EngineConfig, KVCacheConfig, ServerConfig, SpeculativeConfig
 from sametoken.errors import CheckpointError, ConfigError
+from sametoken.options.engine import EngineConfig, KVCacheConfig
+from sametoken.options.server import ServerConfig
+from sametoken.options.speculation import SpeculativeConfig
 from sametoken.server.listen import bind
 from server_checks import Running, running
 

@@ -11,7 +11,7 @@ import pytest
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.llm import LLM
 from sametoken.errors import RequestError, SametokenError
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 
 def free_pages(llm: LLM) -> bool:

@@ -14,8 +14,8 @@ from sametoken.engine import async_llm, build
 from sametoken.engine.async_llm import AsyncLLM
 from sametoken.engine.llm import LLM
 from sametoken.kernels.cpu.memory import clear, zeros
+from sametoken.options.sampling import SamplingParams
 from sametoken.runtime import memory
-from sametoken.speculation.params import SamplingParams
 
 CPU = torch.device("cpu")
 SIZE = 256 << 20

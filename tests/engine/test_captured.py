@@ -17,10 +17,10 @@ from sametoken import LLM, Completion, SamplingParams, embedded
 from sametoken.drafters.base import Proposed
 from sametoken.drafters.padded import padded
 from sametoken.engine.request import Request
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.runtime.graphs import GraphKey
 from sametoken.speculation.draft import Draft
-from sametoken.speculation.params import RequestSpeculation
 
 Pair = tuple[str, str]
 VOCAB = 90

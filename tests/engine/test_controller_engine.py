@@ -18,13 +18,13 @@ from adversaries import Adversary, adversaries
 from engine_checks import DEPTH, PAGE, alone, check_idle, inject, llama, make_llm, prompts, said, save_pair, watch
 from sametoken import LLM, ConfigError, SamplingParams
 from sametoken.commands.options import settings_of
-from sametoken.config import SpeculativeConfig
 from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.control.worth import Time, Worth
 from sametoken.drafters.padded import Guess, chain
 from sametoken.engine.advice import FEW, UNUSED
 from sametoken.kernels.cpu.variant import library
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
+from sametoken.options.speculation import SpeculativeConfig
 from tiny_models import VOCAB
 
 NODES = 12

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from engine_checks import BYTE, BYTE_VOCAB, WORDS, byte_tokenizer
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.engine.detokenize import INCOMPLETE, Detokenizer
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 TOKENIZER = Tokenizer(byte_tokenizer(), {"eos_token": "</s>"}, {})
 EMOJI = "👩‍👩‍👧‍👦"

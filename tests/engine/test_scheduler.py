@@ -17,7 +17,7 @@ from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal, RowResult
 from sametoken.engine.request import Request
 from sametoken.engine.scheduler import Scheduler
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.sampling import RowSampling
 
 VOCAB, PAGE, CONTEXT = 8, 4, 40

@@ -12,7 +12,7 @@ from sametoken import LLM, SamplingParams
 from sametoken.control.cost import Costs, Measured
 from sametoken.engine.stats import SpeculationStats
 from sametoken.kernels.cpu.variant import library
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),

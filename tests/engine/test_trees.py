@@ -13,8 +13,8 @@ from sametoken.drafters.padded import Guess, guesses_of, padded
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal
 from sametoken.engine.trees import groups
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.speculation.draft import Draft, ancestors
-from sametoken.speculation.params import RequestSpeculation
 
 
 @st.composite

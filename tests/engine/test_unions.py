@@ -14,7 +14,7 @@ from engine_checks import DEPTH, alone, check_idle, inject, make_llm, prompts, s
 from sametoken import LLM, SamplingParams
 from sametoken.control.choice import DecodingRow, RequestedDraft
 from sametoken.drafters.padded import Guess, chain
-from sametoken.speculation.params import RequestSpeculation
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.speculation.structure import StructuredOutputs
 from tiny_models import VOCAB
 

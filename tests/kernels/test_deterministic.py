@@ -11,7 +11,7 @@ from sametoken.engine.llm import LLM
 from sametoken.errors import ConfigError
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.product import in_tiles, linear
-from sametoken.speculation.params import SamplingParams
+from sametoken.options.sampling import SamplingParams
 
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 130])

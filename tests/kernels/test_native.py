@@ -45,10 +45,10 @@ from sametoken.model.compiled_layers import blocks_of
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
+from sametoken.options.sampling import SamplingParams
 from sametoken.runtime.cache import KVCache, PageTable, Span
 from sametoken.runtime.kv_format import FP8, INT8, OWN, KVFormat
 from sametoken.speculation.draft import ancestors
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.rows import RowSampling, Sampling
 
 __all__ = ["kernels", "threads"]  # fixtures

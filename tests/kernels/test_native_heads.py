@@ -28,9 +28,9 @@ from sametoken.model.decoder import Decoder, attend_in
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.linear import Embedding, Linear
 from sametoken.model.rope_config import RopeConfig
+from sametoken.options.sampling import SamplingParams
 from sametoken.runtime.cache import KVCache, PageTable, Span, View
 from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.sampling import rank, sample
 

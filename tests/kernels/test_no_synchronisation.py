@@ -36,10 +36,10 @@ from sametoken.heads.medusa.module import MedusaHeads
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Code, Coded
+from sametoken.options.sampling import SamplingParams
 from sametoken.runtime.cache import KVCache, PageTable
 from sametoken.runtime.graph_slots import GraphSlots
 from sametoken.speculation import draft
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling
 
 CUDA = torch.device("cuda", 0)

@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 
 from sametoken.kernels.triton.draw import SPLIT, _hash, draw
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation import noise as reference
 from sametoken.speculation.draft import PADDING, Draft, ancestors
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling, sample
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -21,13 +21,13 @@ from sametoken import LLM, SamplingParams
 from sametoken.control.choice import RequestedDraft
 from sametoken.errors import ConfigError, EngineError
 from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.options.sampling import RequestSpeculation
 from sametoken.parallel.follow import join
 from sametoken.parallel.host import own_cores, shares_cores
 from sametoken.parallel.lead import lead
 from sametoken.parallel.messages import Changes, Forward, read
 from sametoken.parallel.place import RankPlace, place_of
 from sametoken.parallel.shared import MEMORY_SWITCH
-from sametoken.speculation.params import RequestSpeculation
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, seed=11, presence_penalty=0.3, logprobs=2)

@@ -18,7 +18,7 @@ from sametoken.errors import (
     SametokenError,
     found_wrong,
 )
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 from sametoken.speculation.structure import StructuredOutputs
 
 SOURCE = Path(sametoken.__file__).parent

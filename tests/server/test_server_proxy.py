@@ -19,8 +19,8 @@ import pytest
 
 from cli_checks import Pair
 from sametoken import LLM
-from sametoken.config import ServerConfig
 from sametoken.errors import ConfigError
+from sametoken.options.server import ServerConfig
 from sametoken.server.listen import check
 from server_checks import Running, running
 

@@ -21,8 +21,8 @@ import pytest
 from cli_checks import Pair
 from sametoken import LLM
 from sametoken.checkpoint.tokenizer import LONG_TEXT, Tokenizer
-from sametoken.config import ServerConfig
 from sametoken.errors import EngineError
+from sametoken.options.server import ServerConfig
 from sametoken.server.listen import bind
 from sametoken.server.run import serve
 from sametoken.server.threads import MOST

@@ -14,8 +14,8 @@ import pytest
 
 from cli_checks import Pair
 from sametoken import LLM
-from sametoken.config import ServerConfig
 from sametoken.errors import ConfigError
+from sametoken.options.server import ServerConfig
 from sametoken.server import run as server_run
 from sametoken.server import traces
 from server_checks import Running, running, wait_until

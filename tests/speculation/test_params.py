@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sametoken.errors import RequestError
-from sametoken.speculation.params import RequestSpeculation, SamplingParams
+from sametoken.options.sampling import RequestSpeculation, SamplingParams
 
 GOOD = {
     "n": [1, 8],

@@ -21,9 +21,9 @@ from transformers import (
 )
 
 from sametoken.errors import RequestError
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
 from sametoken.speculation.noise import noise
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import Sampling, rank, sample, token_logprobs
 from sampling_checks import BAD_WORDS, END, EVERYTHING, V, draw_after, kept, params_of, reference, row, tokens_of
 

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING, Draft, ancestors, chain_parents
 from sametoken.speculation.noise import noise
-from sametoken.speculation.params import SamplingParams
 from sametoken.speculation.sampling import RowSampling, Sampling, rank, sample
 from sametoken.speculation.verify import verify
 from sampling_checks import BAD_WORDS, END, EVERYTHING, V, draw_after, params_of, row, tokens_of

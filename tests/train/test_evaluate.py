@@ -21,8 +21,8 @@ from sametoken.heads.read import read_head
 from sametoken.learning.batch import Batch
 from sametoken.learning.target import OuterLayers
 from sametoken.learning.unroll import unroll
+from sametoken.options.sampling import SamplingParams
 from sametoken.prompts.suites import MT_BENCH, SPEED_BENCH, TASKS
-from sametoken.speculation.params import SamplingParams
 from sametoken.train.evaluate import Asked, evaluate, evaluator_of, open_llm, read_questions
 from sametoken.train.targets import read_outer
 from sametoken.train.targets import run as run_target
