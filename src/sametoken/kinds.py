@@ -62,7 +62,6 @@ class Kind:
         unasked: default draft length if neither a method, a length nor a draft is given, for kinds whose guesses
             cost next to nothing; 0 for kinds that must be named.
         mixed: true if "auto" includes the kind; False for a kind whose guesses another kind makes too.
-        settings: fields of `SpeculativeConfig` that this kind reads and not every kind reads.
         source: distribution that provides the kind, with its version; filled in by the registry.
     """
 
@@ -79,7 +78,6 @@ class Kind:
     taps: bool = False
     unasked: int = 0
     mixed: bool = True
-    settings: tuple[str, ...] = ()
     source: str = OURS
 
     def load(self, reference: str) -> Any:
@@ -141,7 +139,7 @@ def _problem(found: Any, taken: Mapping[str, str]) -> str | None:
         return f"weights is {found.weights!r}, expected 'head', 'model' or None"
     if not isinstance(found.drafts, str) or not re.fullmatch(r"[\w.]+:\w+", found.drafts):
         return f"drafts is {found.drafts!r}, expected 'module:attribute'"
-    for name in ("marks", "words", "settings"):
+    for name in ("marks", "words"):
         value = getattr(found, name)
         if not isinstance(value, tuple) or not all(isinstance(each, str) and each for each in value):
             return f"{name} is {value!r}, expected a tuple of texts"

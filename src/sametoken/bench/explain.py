@@ -207,18 +207,18 @@ def _costed(case: Evidence) -> Iterator[Forecast]:
 
 
 def _dear_verify(case: Evidence) -> str | None:
-    factor = case.step.verify_s / case.plain.verify_s
-    if factor < DEAR_VERIFY:
+    ratio = case.step.verify_s / case.plain.verify_s
+    if ratio < DEAR_VERIFY:
         return None
     rows, tokens = case.plain.rows, case.plain.rows * (case.best.max_draft_len + 1)
-    known = {other.batch: _verifyfactor(other, case) for other in case.others if other.batch < case.cell.batch}
+    known = {other.batch: _verify_factor(other, case) for other in case.others if other.batch < case.cell.batch}
     smaller = [f"{found:.2f} at batch {batch}" for batch, found in sorted(known.items()) if found is not None]
     compared = f" (it is {', '.join(smaller)})" if smaller else ""
     reason = "Batch too large to verify for free" if rows > 1 else "Verification is not free"
-    return f"{reason}: the forward over {tokens} tokens costs {factor:.2f} of the plain one over {rows}{compared}."
+    return f"{reason}: the forward over {tokens} tokens costs {ratio:.2f} of the plain one over {rows}{compared}."
 
 
-def _verifyfactor(other: Cell, case: Evidence) -> float | None:
+def _verify_factor(other: Cell, case: Evidence) -> float | None:
     """Time of verification divided by that of a plain step's forward; None if unknown.
 
     Args:

@@ -13,14 +13,13 @@ import torch
 from sametoken.checkpoint import weight_cache
 from sametoken.checkpoint.cut import own_part
 from sametoken.checkpoint.experts import single_experts
-from sametoken.checkpoint.fill import load_parameters as load_parameters  # drafters of other packages import it here
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.gguf import LINK, given_path
 from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item, collected
-from sametoken.checkpoint.tensors import WEIGHT_FILES, read_tensors, tensor_names, weight_files
-from sametoken.checkpoint.tensors import Stored as Stored  # likewise
+from sametoken.checkpoint.tensors import WEIGHT_FILES, Stored, read_tensors, tensor_names, weight_files
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.kernels.cpu.memory import release
 from sametoken.kernels.cpu.threads import serial_torch

@@ -121,10 +121,6 @@ class Drafter(Protocol):
 
     def cached_tokens(self, row: int) -> int:
         """Number of the row's leading tokens for which the pages contain this drafter's KV."""
-        return self.held(row)
-
-    def held(self, row: int) -> int:
-        """Former name of `cached_tokens`."""
         return 0
 
     def unread(self, row: int, context: int) -> int:

@@ -18,7 +18,6 @@ NGRAM = Kind(
         "trtllm-1.2": ("NGram",),
         "trtllm-1.3": ("NGram",),
     },
-    settings=("max_matching_ngram_size", "min_matching_ngram_size", "is_use_oldest", "is_public_pool"),
 )
 SUFFIX = Kind(
     name="suffix",
@@ -32,12 +31,6 @@ SUFFIX = Kind(
         "trtllm": ("SA",),
         "trtllm-1.3": ("SA",),
     },
-    settings=(
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_min_token_prob",
-    ),
 )
 PREDICTION = Kind(
     name="prediction",

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from sametoken.checkpoint.load import Stored, load_parameters
+from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.mapping import SameNames
+from sametoken.checkpoint.tensors import Stored
 from sametoken.drafters.base import Drafter
 from sametoken.errors import CheckpointError, DraftMismatchError
 from sametoken.heads.files import Files

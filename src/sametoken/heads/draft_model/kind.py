@@ -22,5 +22,4 @@ KIND = Kind(
         "train": ("draft",),
         "embedded": (NAME,),
     },
-    settings=("tree_top_k",),
 )

@@ -14,5 +14,4 @@ KIND = Kind(
     marks=("eagle_config",),
     words=("Eagle", "EAGLE"),
     aliases={"vllm": ("eagle",), "sglang": ("EAGLE",), "trtllm": ("Eagle",), "train": ("eagle1",)},
-    settings=("tree_top_k",),
 )

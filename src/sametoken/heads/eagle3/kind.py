@@ -26,5 +26,4 @@ KIND = Kind(
         "embedded": (HEAD_NAME,),
     },
     taps=True,
-    settings=("tree_top_k",),
 )
