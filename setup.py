@@ -26,7 +26,7 @@ ARM64 = {
     "neon_dot": ["-march=armv8.2-a+dotprod"],
     "neon": ["-march=armv8-a"],
 }
-# The compiler's flags by system, machine and variant; kernels/cpu/processor.py says what each needs of a processor.
+# The compiler's flags by system, machine and variant; kernels/cpu/variant.py says what each needs of a processor.
 VARIANTS = {
     ("Linux", "x86_64"): {
         # And the code of the variant amx, which runs where the processor has a matrix unit.

@@ -25,7 +25,7 @@ import torch
 
 from sametoken import LLM, Completion, SamplingParams
 from sametoken.drafters.device import Plain, Proposer
-from sametoken.engine.device_step import decode_step
+from sametoken.engine.captured import decode_step
 from sametoken.engine.runner import Runner
 from sametoken.model.decoder import Decoder
 from sametoken.options.sampling import RequestSpeculation

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from sametoken.kernels.cpu.library import Library, PackedWeight
 from sametoken.kernels.cpu.memory import settled
-from sametoken.kernels.cpu.processor import VARIANTS, processor_features
-from sametoken.kernels.cpu.variant import file_of
+from sametoken.kernels.cpu.variant import VARIANTS, file_of, processor_features
 from sametoken.model.formats.coded import BITS, Code, Coded
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16

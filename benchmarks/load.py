@@ -34,8 +34,8 @@ from sametoken.checkpoint.gguf.container import read_container
 from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.quantised.write import LAYOUTS, stated
-from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tensors import weight_files
+from sametoken.checkpoint.write import Shards
 from sametoken.kernels.cpu.memory import new_memory
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.coded import Code, Coded

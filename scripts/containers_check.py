@@ -23,9 +23,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from sametoken.deploy.plan.engines import ENGINES
+from sametoken.deploy.plan.engines import ENGINES, TARGETS
 from sametoken.deploy.plan.launch import Wanted
-from sametoken.deploy.plan.targets import TARGETS
 from sametoken.options.speculation import SpeculativeConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -24,8 +24,7 @@ from sametoken.server import inert, schema
 from sametoken.server import responses_schema as responses
 from sametoken.server.app import build_app
 from sametoken.server.fields import Body
-from sametoken.server.metric_table import METRICS, OURS, SAME
-from sametoken.server.metrics import Metrics
+from sametoken.server.metrics import METRICS, OURS, SAME, Metrics
 from sametoken.server.worker import Worker
 
 Json = dict[str, Any]

@@ -116,7 +116,7 @@ def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that nobody else uses, as `bench` sees it: from a busy one it draws no conclusions."""
-    monkeypatch.setattr("sametoken.bench.environment.load_average", lambda: 0.0)
+    monkeypatch.setattr("sametoken.bench.record.load_average", lambda: 0.0)
 
 
 @pytest.fixture

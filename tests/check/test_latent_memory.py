@@ -10,8 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from sametoken.check.latent_memory import step_bytes
-from sametoken.check.memory import EngineSettings, forecast
+from sametoken.check.memory import EngineSettings, forecast, step_bytes
 from sametoken.checkpoint.load import load_decoder
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig

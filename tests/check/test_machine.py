@@ -15,7 +15,7 @@ import torch
 
 from cli_checks import Pair
 from sametoken import LLM, ConfigError
-from sametoken.bench.environment import describe_environment
+from sametoken.bench.record import describe_environment
 from sametoken.check.machine import describe_machine
 from sametoken.engine.load import note_missing_kernels
 from sametoken.kernels.cpu.variant import KernelStatus

@@ -23,10 +23,9 @@ from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
 from sametoken.check.memory import EngineSettings, forecast
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.planned import planned_bytes
+from sametoken.checkpoint.planned import held_bytes, planned_bytes
 from sametoken.errors import CheckpointError, ConfigError
 from sametoken.kernels.cpu.variant import library
-from sametoken.model.held import held_bytes
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
 from sametoken.runtime.ranks import RankPart

@@ -30,7 +30,7 @@ from native_checks import BUILT, use  # noqa: E402
 from sametoken.checkpoint.gguf import blocks as rooms  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
-from sametoken.checkpoint.gguf.published import chosen_files  # noqa: E402
+from sametoken.checkpoint.gguf.parts import chosen_files  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import read_config, resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402

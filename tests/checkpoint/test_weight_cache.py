@@ -24,6 +24,7 @@ from sametoken.checkpoint import weight_cache
 from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.packed_file import packed_bytes
+from sametoken.checkpoint.planned import held_bytes
 from sametoken.errors import ConfigError
 from sametoken.files import holding
 from sametoken.kernels.cpu.variant import library
@@ -32,7 +33,6 @@ from sametoken.model.formats.coded_packing import stored_parts
 from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.formats.names import FORMATS
-from sametoken.model.held import held_bytes
 from sametoken.model.linear import Linear
 from tiny_models import build
 

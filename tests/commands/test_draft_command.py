@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from sametoken.commands import draft_run, draft_stages
-from sametoken.commands.draft_stages import Stage
-from sametoken.commands.draft_state import DraftState
+from sametoken.commands.draft_stages import DraftState, Stage
 from sametoken.data.conversations import read_records
 from sametoken.data.journal import Lines
 from sametoken.errors import UnsupportedModelError

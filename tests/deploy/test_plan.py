@@ -22,9 +22,8 @@ from engine_flags import (
 )
 
 from sametoken import embedded
-from sametoken.deploy.plan.engines import ENGINES, ranges
+from sametoken.deploy.plan.engines import ENGINES, INFRASTRUCTURE, ranges
 from sametoken.deploy.plan.launch import Launch, Wanted
-from sametoken.deploy.plan.targets import INFRASTRUCTURE
 from sametoken.errors import ConfigError
 from sametoken.options.serving import OPTIONS
 from sametoken.options.speculation import SpeculativeConfig

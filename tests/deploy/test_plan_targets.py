@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from sametoken.deploy.plan.engines import ENGINES
+from sametoken.deploy.plan.engines import ENGINES, TARGETS
 from sametoken.deploy.plan.launch import Launch, Wanted
-from sametoken.deploy.plan.targets import TARGETS
 from sametoken.options.speculation import SpeculativeConfig
 
 SPECULATIVE = SpeculativeConfig(method="eagle3", max_draft_len=2)

@@ -10,7 +10,7 @@ import torch
 from cli_checks import Pair
 from sametoken import LLM, ConfigError, SamplingParams
 from sametoken.dialects.keywords import ROWS, read_keywords
-from sametoken.options.keywords import EngineOptions, Options
+from sametoken.options.engine import EngineOptions, Options
 from sametoken.options.speculation import SpeculativeConfig
 
 # The parameters of `LLM.__init__` of vLLM 0.33 with their defaults, in its order, but for the model and its revision.

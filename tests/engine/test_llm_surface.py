@@ -16,8 +16,7 @@ import torch
 from cli_checks import Pair
 from sametoken import LLM, AsyncLLM, ConfigError, EngineError, SamplingParams
 from sametoken.options.declaration import declared, members
-from sametoken.options.engine import EngineConfig, KVCacheConfig
-from sametoken.options.keywords import EngineOptions
+from sametoken.options.engine import EngineConfig, EngineOptions, KVCacheConfig
 from sametoken.options.serving import CACHE
 
 PARAMS = SamplingParams(max_tokens=4, temperature=0)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from engine_checks import ahead, prompts, said
 from sametoken import SamplingParams
-from sametoken.engine import captured, device_step
+from sametoken.engine import captured
 from sametoken.kernels.cpu import variant
 from sametoken.runtime import cache
 from sametoken.runtime.graphs import GraphKey, Graphs
@@ -93,7 +93,7 @@ def plain_torch() -> Iterator[None]:
         status = variant.status()
         patch.setattr(variant, "_chosen", lambda: (None, status))
         patch.setattr(cache, "is_chain", lambda mask: True)
-        patch.setattr(device_step, "verify", _search)
+        patch.setattr(captured, "verify", _search)
         patch.setattr(captured, "Graphs", Replays)
         yield
 

@@ -12,7 +12,7 @@ from sametoken import SamplingParams
 from sametoken.drafters.padded import Guess, guesses_of, padded
 from sametoken.engine.plan import Plan
 from sametoken.engine.report import Done, Proposal
-from sametoken.engine.trees import groups
+from sametoken.engine.runner import groups
 from sametoken.options.sampling import RequestSpeculation
 from sametoken.speculation.draft import Draft, ancestors
 

@@ -19,7 +19,7 @@ from native_checks import BUILT, EMULATED, threads, use
 from sametoken import LLM, SamplingParams, SpeculativeConfig
 from sametoken.checkpoint.load import load_decoder
 from sametoken.kernels.cpu.library import Library
-from sametoken.kernels.cpu.processor import LEAST, VARIANTS
+from sametoken.kernels.cpu.variant import LEAST, VARIANTS
 from sametoken.model.formats.names import FORMATS
 from sametoken.model.formats.packing import pack_bfloat16
 

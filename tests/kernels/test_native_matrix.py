@@ -13,7 +13,6 @@ from torch import Tensor
 
 from native_checks import built, threads, use
 from sametoken.kernels.cpu import library as library_module
-from sametoken.kernels.cpu import processor
 from sametoken.kernels.cpu import variant as native
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.formats.names import FORMATS
@@ -120,7 +119,7 @@ def test_a_unit_that_the_system_keeps_back_is_not_used(monkeypatch: pytest.Monke
             return getattr(self.real, name)
 
     monkeypatch.setattr(library_module, "ctypes", SimpleNamespace(CDLL=Refusing, cast=ctypes.cast))
-    monkeypatch.setattr(native, "processor_features", lambda: frozenset(processor.VARIANTS["amx"]))
+    monkeypatch.setattr(native, "processor_features", lambda: frozenset(native.VARIANTS["amx"]))
     monkeypatch.setenv(native.SWITCH, "auto")
     found, status = native.choose()
     assert found is not None

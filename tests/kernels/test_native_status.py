@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from native_checks import BUILT
-from sametoken.kernels.cpu import processor, structures
+from sametoken.kernels.cpu import structures
 from sametoken.kernels.cpu import variant as native
 
 # Apple M2 (has bfloat16) and M1 (has not), as `sysctl hw.optional` prints them.
@@ -26,10 +26,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def pretend(patch: pytest.MonkeyPatch, system: str, name: str, *found: str) -> None:
-    patch.setattr(processor.platform, "system", lambda: system)
-    patch.setattr(processor.platform, "machine", lambda: name)
-    for module in (processor, native):
-        patch.setattr(module, "processor_features", lambda: frozenset(found))
+    patch.setattr(native.platform, "system", lambda: system)
+    patch.setattr(native.platform, "machine", lambda: name)
+    patch.setattr(native, "processor_features", lambda: frozenset(found))
 
 
 @pytest.mark.skipif(not BUILT, reason="no kernels were built for this machine")
@@ -37,7 +36,7 @@ def test_a_loaded_variant_needs_no_advice() -> None:
     found, status = native.choose()
     assert found is not None
     assert status == (found.name, status.features, None, None)
-    assert set(status.features) >= processor.VARIANTS[found.name]
+    assert set(status.features) >= native.VARIANTS[found.name]
 
 
 def test_kernels_that_are_switched_off_say_so(machine: pytest.MonkeyPatch) -> None:
@@ -49,7 +48,7 @@ def test_kernels_that_are_switched_off_say_so(machine: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("compiler", [None, "/usr/bin/g++"])
 def test_kernels_that_were_not_built_name_the_command(machine: pytest.MonkeyPatch, compiler: str | None) -> None:
-    machine.setattr(processor.shutil, "which", lambda name: compiler)
+    machine.setattr(native.shutil, "which", lambda name: compiler)
     machine.setattr(native, "file_of", lambda variant: None)
     pretend(machine, "Linux", "aarch64", "asimd")
     status = native.choose()[1]
@@ -64,7 +63,7 @@ def test_kernels_of_other_sources_name_the_command(machine: pytest.MonkeyPatch, 
     other.write_bytes(b"not a library")
     machine.setattr(native, "file_of", lambda variant: other)
     pretend(machine, "Darwin", "arm64", "asimd")
-    machine.setattr(processor.shutil, "which", lambda name: None)
+    machine.setattr(native.shutil, "which", lambda name: None)
     status = native.choose()[1]
     assert (status.reason or "").startswith("they cannot be loaded: ")
     assert "xcode-select --install" in (status.advice or "")
@@ -101,19 +100,19 @@ def test_the_command_installs_from_where_the_package_came(
     monkeypatch: pytest.MonkeyPatch, record: dict[str, object] | None, argument: str
 ) -> None:
     text = None if record is None else json.dumps(record)
-    monkeypatch.setattr(processor, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    assert processor.rebuild().endswith(f"pip install --force-reinstall --no-deps {argument}")
+    monkeypatch.setattr(native, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
+    assert native.rebuild().endswith(f"pip install --force-reinstall --no-deps {argument}")
 
 
 def test_features_are_read_as_each_system_tells_them() -> None:
-    assert processor.flags_of("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nflags\t\t: fpu\n") >= {"avx2", "fma"}
-    assert processor.flags_of("") == set()
+    assert native.flags_of("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nflags\t\t: fpu\n") >= {"avx2", "fma"}
+    assert native.flags_of("") == set()
     # AWS Graviton 2 (Neoverse N1) and 3 (Neoverse V1): bits of AT_HWCAP and AT_HWCAP2 in Linux's hwcap.h
-    assert processor.hwcaps_of({16: 1 << 1 | 1 << 20, 26: 0}) == {"asimd", "asimddp"}
-    assert processor.hwcaps_of({16: 1 << 1 | 1 << 20, 26: 3 << 13}) == {"asimd", "asimddp", "bf16", "i8mm"}
-    assert processor.sysctl_of(M2) == {"asimd", "asimddp", "bf16", "i8mm"}
-    assert processor.sysctl_of(M1) == {"asimd", "asimddp"}
-    assert processor.sysctl_of("") == set()
+    assert native.hwcaps_of({16: 1 << 1 | 1 << 20, 26: 0}) == {"asimd", "asimddp"}
+    assert native.hwcaps_of({16: 1 << 1 | 1 << 20, 26: 3 << 13}) == {"asimd", "asimddp", "bf16", "i8mm"}
+    assert native.sysctl_of(M2) == {"asimd", "asimddp", "bf16", "i8mm"}
+    assert native.sysctl_of(M1) == {"asimd", "asimddp"}
+    assert native.sysctl_of("") == set()
 
 
 def test_a_structure_refuses_a_field_that_it_does_not_have() -> None:

@@ -23,7 +23,7 @@ from sametoken.drafters import tree
 from sametoken.drafters.base import Drafter
 from sametoken.drafters.device import Plain, Proposer
 from sametoken.drafters.padded import NO_GUESS, chain
-from sametoken.engine.device_step import decode_step
+from sametoken.engine.captured import decode_step
 from sametoken.engine.plan import Decode, Plan, PromptPiece
 from sametoken.engine.runner import Runner
 from sametoken.heads.draft_model.drafter import DraftModelDrafter

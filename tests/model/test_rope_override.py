@@ -14,8 +14,7 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.errors import ConfigError
 from sametoken.model.config import ModelConfig
 from sametoken.model.keys import MOST_POSITIONS
-from sametoken.model.rope_config import ROPE_KINDS
-from sametoken.model.rope_override import CHANGED
+from sametoken.model.rope_config import CHANGED, ROPE_KINDS
 from sametoken.options.rope import read_rope_scaling
 
 ORIGINAL, POSITIONS = "original_max_position_embeddings", "max_position_embeddings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from sametoken.options.texts import texts_of_fields
+from sametoken.options.declaration import texts_of_fields
 
 
 class Read(BaseModel):

@@ -18,7 +18,7 @@ from sametoken.errors import ConfigError
 from sametoken.kernels.cpu.variant import library
 from sametoken.parallel.gloo import Gloo
 from sametoken.parallel.group import RankGroup
-from sametoken.parallel.key import KEY, own_key
+from sametoken.parallel.meeting import KEY, own_key
 from sametoken.parallel.place import HERE, RankPlace
 from sametoken.parallel.shared import MEMORY_SWITCH, SLOT, SharedMemory
 

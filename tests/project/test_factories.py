@@ -17,9 +17,9 @@ LOOKS = {"item", "nonzero", "tolist"}
 # What a captured step calls, and what surrounds it in the host's step.
 REACHED = [
     "drafters/device.py", "drafters/growing.py", "drafters/padded.py", "drafters/rows.py", "drafters/tree.py",
-    "engine/device_step.py", "engine/runner.py", "engine/trees.py", "heads/eagle/drafter.py", "heads/medusa/drafter.py",
+    "engine/captured.py", "engine/runner.py", "heads/eagle/drafter.py", "heads/medusa/drafter.py",
     "model/attention.py", "runtime/cache.py", "runtime/draw.py", "runtime/graph_slots.py", "speculation/draft.py",
-    "speculation/noise.py", "speculation/processors.py", "speculation/sampling.py", "speculation/union.py",
+    "speculation/noise.py", "speculation/processors.py", "speculation/sampling.py",
     "speculation/verify.py",
 ]  # fmt: skip
 # Functions whose tensors lie on the CPU whatever the target's device, and those that read a result for the host.

@@ -24,7 +24,7 @@ import pytest
 import setuptools
 
 import sametoken
-from sametoken.kernels.cpu.processor import VARIANTS
+from sametoken.kernels.cpu.variant import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 LICENCES = ("LICENSE", "examples/embedded/LICENSES.md")

@@ -17,8 +17,8 @@ from quantised_readers import read_elsewhere
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.load import read_weights
 from sametoken.checkpoint.quantised.layouts import coded
-from sametoken.checkpoint.shards import Shards
 from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.write import Shards
 from sametoken.errors import DataError
 from sametoken.files import new_directory
 from sametoken.model.formats.coded import Coded

@@ -17,8 +17,7 @@ from dashboard_checks import DASHBOARD, alerts, asked, panels, shown, variables
 from sametoken import LLM
 from sametoken.engine.engine import EngineLoad
 from sametoken.engine.stats import SpeculationStats
-from sametoken.server.metric_table import METRICS
-from sametoken.server.metrics import Metrics
+from sametoken.server.metrics import METRICS, Metrics
 from sametoken.server.tally import Tally, Totals
 from server_checks import running
 

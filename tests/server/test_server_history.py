@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from cli_checks import Pair
 from sametoken import LLM
 from sametoken.checkpoint.chat import render, render_open
-from sametoken.options.texts import texts_of_fields
+from sametoken.options.declaration import texts_of_fields
 from sametoken.server.chat_schema import ChatMessage, ChatRequest
 from sametoken.server.inert import Inert
 from sametoken.server.responses_schema import ResponsesRequest

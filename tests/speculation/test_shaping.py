@@ -13,11 +13,10 @@ from torch import Tensor
 from sametoken import SamplingParams
 from sametoken.options.shaping import Shaping
 from sametoken.speculation.draft import Draft, ancestors, chain_parents
-from sametoken.speculation.history import PathHistory
 from sametoken.speculation.processors import gaps
 from sametoken.speculation.rows import RowSampling, Sampling
 from sametoken.speculation.sampling import sample
-from sametoken.speculation.shaping import RowShapes, shaped, within_sigma
+from sametoken.speculation.shaping import PathHistory, RowShapes, shaped, within_sigma
 
 VOCABULARY = 40
 

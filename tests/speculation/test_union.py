@@ -8,7 +8,7 @@ import time
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sametoken.speculation.union import union
+from sametoken.speculation.draft import union
 
 Tree = tuple[list[int], list[int]]
 Path = tuple[int, ...]

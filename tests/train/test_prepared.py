@@ -20,10 +20,10 @@ from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.errors import DataError
 from sametoken.files import write_json
-from sametoken.train.dataset.packing import pack
 from sametoken.train.dataset.preparation import data_digest, prepare
 from sametoken.train.dataset.prepared import MANIFEST, SAMPLES, Origin, Prepared
 from sametoken.train.dataset.vocabulary import choose_vocabulary, count_tokens
+from sametoken.train.schedule import pack
 from speakers import speaker, turns
 
 VOCAB = 450

@@ -19,8 +19,7 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.errors import SametokenError
 from sametoken.heads.read import read_head
 from sametoken.model.config import ModelConfig
-from sametoken.train.best import RECORD
-from sametoken.train.checkpoints import all_checkpoints, load
+from sametoken.train.checkpoints import RECORD, all_checkpoints, load
 from training_checks import TAPS, log_of, train_tiny, write_conversations
 
 pytestmark = pytest.mark.usefixtures("one_thread")

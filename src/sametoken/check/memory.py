@@ -1,7 +1,8 @@
 """Forecast of the memory of serving a model: weights, KV cache and activations, before weights are loaded.
 
 Weights come from `checkpoint.planned` and pages from `engine.pages`, as in the engine; activations are estimated from
-the shapes of one step.
+the shapes of one step; those of latent attention (MLA) from the tensors of `model.latent` and `attention`, since
+torch computes it with a mask per query head, and with queries as wide as the cached vectors.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sametoken.check.latent_memory import step_bytes
 from sametoken.checkpoint.hub import read_config, stored_scheme
-from sametoken.checkpoint.planned import planned_bytes
+from sametoken.checkpoint.planned import held_bytes, planned_bytes
 from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
 from sametoken.engine.load import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_pages, row_pages, short_pages
@@ -25,16 +25,20 @@ from sametoken.heads.read import is_head, read_head
 from sametoken.heads.registry import head_kind
 from sametoken.heads.serve import LoadedDraft
 from sametoken.kernels.devices import planned_for
+from sametoken.model.attention import tile_height
 from sametoken.model.config import ModelConfig
 from sametoken.model.cut import cut
 from sametoken.model.formats.names import FORMATS
-from sametoken.model.held import held_bytes
+from sametoken.model.latent_config import LatentConfig
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.speculation import SpeculativeConfig
+from sametoken.runtime.cache import KEY_BLOCK
 from sametoken.runtime.kv_format import FORMATS as FORMATS_OF_KV
+from sametoken.runtime.kv_format import SCALE_BYTES, KVFormat
 from sametoken.runtime.memory import available_bytes
 from sametoken.runtime.ranks import RankPart
 
+FLOAT, INDEX = 4, 8  # bytes
 RANKS = (2, 4, 8, 16)  # numbers of hosts of a remedy
 QUANTIZATIONS, KV_DTYPES = ("int8", "int4"), ("int8", "fp8")  # of remedies
 
@@ -297,3 +301,39 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 def in_words(count: int) -> str:
     """Bytes in GiB or MiB."""
     return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def step_bytes(
+    config: ModelConfig, latent: LatentConfig, dtype: torch.dtype, form: KVFormat, rows: int, nodes: int, length: int
+) -> int:
+    """Bytes of activations in attention of one layer, with hidden states.
+
+    Args:
+        config: configuration of the model.
+        latent: its latent attention.
+        dtype: data type of activations.
+        form: storage format of the KV cache.
+        rows: number of rows.
+        nodes: new tokens of each row, a chain.
+        length: keys of each row, with those of the new tokens.
+    """
+    heads, size, parts = config.num_heads, dtype.itemsize, config.cached_parts
+    cached, keys = sum(parts), -(-length // KEY_BLOCK) * KEY_BLOCK
+    tile = tile_height(heads, dtype)
+    tiles = -(-nodes // tile)
+    tokens, padded = rows * nodes, rows * tiles * tile
+    # Hidden state and its norm, queries, their part with RoPE and its key, four forms of the new keys, RoPE tables.
+    row = 2 * config.hidden_size + heads * (config.head_dim + latent.rotated) + 3 * latent.rotated + 4 * cached
+    base = tokens * (row * size + 4 * INDEX)
+    mask, query = padded * heads * keys * size, heads * cached * size
+    stored, copied = rows * keys * cached * size, rows > 1 and tiles > 1  # keys per tile, separate values
+    held = base + mask + tokens * query
+    read = 2 * tiles * stored if copied else stored
+    copying = read + copied * stored + padded * query
+    building = read + padded * (query + keys * size) + tokens * keys
+    ending = read + 3 * padded * query + (rows > 1 and padded > tokens) * tokens * query
+    decoding = 0
+    if form.greatest is not None:  # codes and scales; both parts, the last in float32; both joined
+        widest = max(2 * FLOAT * parts[-1] + size * parts[0], 2 * size * cached)
+        decoding = rows * keys * (cached + SCALE_BYTES * len(parts) + widest)
+    return held + max(copying, building, ending, decoding)

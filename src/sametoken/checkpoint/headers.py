@@ -1,7 +1,8 @@
-"""Tensors of a safetensors file on the meta device, from its header alone."""
+"""Tensors of a safetensors file on the meta device, from its header; messages for weight files that are damaged."""
 
 from __future__ import annotations
 
+import errno
 import json
 import struct
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.checkpoint.damage import damaged
+from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 
 # By their names in safetensors.
@@ -68,3 +69,15 @@ def _stated_tensor(name: str, entry: Mapping[str, Any], file: Path) -> Tensor:
     if entry["dtype"] not in DTYPES:
         raise UnsupportedModelError(f"{name} holds {shown(entry['dtype'])}, which is not supported", field=str(file))
     return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+
+
+def damaged(file: Path, error: Exception) -> str:
+    """Error message for a weight file that cannot be read, with a remedy."""
+    if isinstance(error, OSError) and error.errno != errno.EINVAL:  # torch seeks before the start of a truncated file
+        return f"cannot be read ({error.strerror or error}); check its permissions, or {AGAIN}"
+    with file.open("rb") as opened:
+        head = opened.read(40)
+    if head.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the weights; run `git lfs pull` in its repository"
+    reason = str(error).splitlines()[0]
+    return f"truncated or damaged ({file.stat().st_size} bytes: {reason}); {AGAIN}"

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.checkpoint.contents import of_directory, of_file, of_names
-from sametoken.checkpoint.gguf.parts import models
-from sametoken.checkpoint.gguf.published import chosen_files, is_model
+from sametoken.checkpoint.gguf.parts import chosen_files, is_model, models
 from sametoken.checkpoint.hub_failures import failure_of, first_line, nearest_directory
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.quantised.scheme import KEYS, Scheme, read_scheme

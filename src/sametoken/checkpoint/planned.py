@@ -2,18 +2,20 @@
 
 A plain model follows from its config.json. Tensors of a quantised model are those in the headers of its files, packed
 like those of `load`, with one block for all blocks of equal tensors. Without the files, the size in the index is used.
+`held_bytes` counts the bytes of modules.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sametoken.checkpoint.cut import own_part
 from sametoken.checkpoint.experts import single_experts
@@ -34,7 +36,6 @@ from sametoken.model.cut import cut
 from sametoken.model.decoder import Decoder
 from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.names import FORMATS
-from sametoken.model.held import held_bytes
 from sametoken.runtime.ranks import RankPart
 
 WHOLE = RankPart()
@@ -176,3 +177,43 @@ def _moved(name: str, places: Mapping[int, int]) -> str | None:
         return name
     place = places.get(int(match[2]))
     return None if place is None else f"{match[1]}{place}{match[3]}"
+
+
+def held_bytes(module: nn.Module, without: Iterable[nn.Module] = ()) -> int:
+    """Bytes of all tensors of a module; shared ones count once.
+
+    Args:
+        module: module whose parameters may be packed.
+        without: parts of the module that are left out.
+    """
+    left_out = {id(part) for whole in without for part in whole.modules()}
+    known: dict[Any, int] = {}
+    for part in module.modules():
+        if id(part) not in left_out:
+            for tensor in _tensors({key: value for key, value in vars(part).items() if key != "_modules"}):
+                place, nbytes = _storage(tensor)
+                known[place] = max(nbytes, known.get(place, 0))
+    return sum(known.values())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield all tensors inside a value."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def _storage(tensor: Tensor) -> tuple[Any, int]:
+    """Identity of a tensor's storage, and the number of its bytes there."""
+    if tensor.layout is not torch.strided:  # private to oneDNN
+        return id(tensor), tensor.nbytes
+    storage = tensor.untyped_storage()
+    return storage._cdata, min(storage.nbytes(), tensor.nbytes)

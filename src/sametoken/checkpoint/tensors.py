@@ -18,12 +18,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sametoken.checkpoint.contents import NAMES_SHOWN, of_directory
-from sametoken.checkpoint.damage import damaged
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.gguf.container import AGAIN
 from sametoken.checkpoint.gguf.directory import read_gguf
 from sametoken.checkpoint.gguf.parts import part_files
-from sametoken.checkpoint.headers import safetensors_header
+from sametoken.checkpoint.headers import damaged, safetensors_header
 from sametoken.checkpoint.mapped import mapped
 from sametoken.errors import CheckpointError, shown
 from sametoken.files import check_regular, json_object

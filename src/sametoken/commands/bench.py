@@ -107,9 +107,8 @@ def _measure_engine(model: str | None, values: Values, workloads: Sequence[Workl
 
     import torch
 
-    from sametoken.bench.environment import describe_environment, load_average
     from sametoken.bench.measure import INTERVAL_RULE
-    from sametoken.bench.record import SCHEMA, Run
+    from sametoken.bench.record import SCHEMA, Run, describe_environment, load_average
     from sametoken.bench.run import Grid, measure_grid
     from sametoken.bench.workloads import FIT_RULE
 
@@ -161,8 +160,7 @@ MEASURED = (
 
 
 def _measure_server(model: str | None, values: Values, workloads: Sequence[Workload]) -> tuple[Run, bool]:
-    from sametoken.bench.environment import describe_environment, load_average
-    from sametoken.bench.record import SCHEMA, Run
+    from sametoken.bench.record import SCHEMA, Run, describe_environment, load_average
     from sametoken.bench.server import NOTES, Target, Visit, measure_loads
 
     levels = _levels(values)

@@ -40,7 +40,7 @@ def command(model: str | None, values: Chosen) -> int:
     Takes the options of `sametoken serve`. An option that the engine does not have is an error. If the engine needs the
     head in another layout, --out is the directory for it. Notes go to standard error; keys are never printed.
     """
-    from sametoken.deploy.plan.targets import notes_of, render_target
+    from sametoken.deploy.plan.engines import notes_of, render_target
 
     if values["target"] not in TARGETS:
         raise ConfigError(unknown_name("target", values["target"], TARGETS))

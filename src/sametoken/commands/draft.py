@@ -45,7 +45,7 @@ def command(model: str | None, values: Values) -> int:
     """
     from sametoken.commands.draft_card import summary
     from sametoken.commands.draft_run import DraftRun, tell
-    from sametoken.commands.draft_state import DraftState
+    from sametoken.commands.draft_stages import DraftState
     from sametoken.files import alone_in
     from sametoken.train.budget import parse_time
 

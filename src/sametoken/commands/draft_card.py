@@ -9,8 +9,7 @@ from typing import Any
 
 from sametoken import __version__
 from sametoken.checkpoint.paths import user_path
-from sametoken.commands.draft_stages import DRAFT_LEN, FORMATS, TEMPERATURE, TRAINED, DraftJob, written
-from sametoken.commands.draft_state import DraftState
+from sametoken.commands.draft_stages import DRAFT_LEN, FORMATS, TEMPERATURE, TRAINED, DraftJob, DraftState, written
 from sametoken.files import replacing
 from sametoken.train.budget import spell_time
 

@@ -21,6 +21,7 @@ from sametoken.commands.draft_stages import (
     FORMATS,
     TRAINED,
     DraftJob,
+    DraftState,
     Stage,
     check,
     evaluations,
@@ -29,7 +30,6 @@ from sametoken.commands.draft_stages import (
     stages,
     written,
 )
-from sametoken.commands.draft_state import DraftState
 from sametoken.data.held_out import divide, sort_lines
 from sametoken.errors import SametokenError
 from sametoken.files import new_directory

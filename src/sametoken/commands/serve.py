@@ -104,7 +104,7 @@ def command(model: str | None, values: Chosen) -> int:
         from sametoken.server.logs import configure
 
         if server.data_parallel_size > 1:
-            from sametoken.replicas.run import serve_replicas
+            from sametoken.replicas.front import serve_replicas
     except ImportError as error:
         raise lacking(error) from None
     configure(server.log_level, server.log_format)

@@ -25,7 +25,7 @@ from sametoken.deploy.host import HostFacts, HostQuery
 from sametoken.deploy.start import DIRECT, noted_signals, wait_for
 from sametoken.deploy.templates import render
 from sametoken.errors import ConfigError, SametokenError
-from sametoken.parallel.key import KEY as RANK_KEY
+from sametoken.parallel.meeting import KEY as RANK_KEY
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 FORWARDED = ("HF_", "NCCL_", "GLOO_", "UCX_", "TORCH_", "SAMETOKEN_", "OMP_NUM_THREADS", "PYTHONPATH", "PATH")

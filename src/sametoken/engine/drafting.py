@@ -22,7 +22,7 @@ from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
 from sametoken.engine.request import Request
 from sametoken.engine.rows import Rows
-from sametoken.speculation.union import Union, union
+from sametoken.speculation.draft import Union, union
 
 LOG = logging.getLogger("sametoken")
 READ = 64  # least number of tokens, read by a drafter in one step, whose time measures the cost of reading

@@ -29,8 +29,7 @@ from sametoken.engine.report import StepReport
 from sametoken.engine.request import Emission, Request
 from sametoken.errors import NO_WINDOWS, ConfigError, EngineError, RequestError, shown
 from sametoken.kernels.cpu.variant import status
-from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig
-from sametoken.options.keywords import Options
+from sametoken.options.engine import MOST_THREADS, EngineConfig, KVCacheConfig, Options
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.serving import CACHE
 from sametoken.options.speculation import SpeculativeConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 from sametoken.drafters.padded import Guess
 from sametoken.engine.plan import Plan
 from sametoken.engine.request import Emission, Request
-from sametoken.speculation.union import Union
+from sametoken.speculation.draft import Union
 
 Makers = tuple[str, ...]
 NO_UNIONS: Mapping[int, Union] = MappingProxyType({})

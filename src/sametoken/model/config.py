@@ -13,8 +13,7 @@ from sametoken.model.families import FAMILIES
 from sametoken.model.family import Family
 from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, Keys
 from sametoken.model.latent_config import LatentConfig
-from sametoken.model.rope_config import Defaults, RopeConfig, read_rope
-from sametoken.model.rope_override import overridden, stretched_positions
+from sametoken.model.rope_config import Defaults, RopeConfig, overridden, read_rope, stretched_positions
 from sametoken.model.unsupported import refused_architecture, refused_format
 from sametoken.runtime.ranks import Columns
 

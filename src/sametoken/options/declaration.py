@@ -1,21 +1,27 @@
-"""Declaration of options: a class of typed fields, each with its default and a text below it.
+"""Declaration of options: a class of typed fields, each with its default and a text below it; refusal of a value.
 
 The command line, request bodies, the OpenAPI document and the tables of the documentation are made from `declared`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, wraps
+from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from sametoken.errors import ConfigError, found_wrong, unknown_name
-from sametoken.options.texts import texts_of_fields
+from sametoken.errors import ConfigError, RequestError, SametokenError, found_wrong, unknown_name
 
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+T = TypeVar("T")
 SAME: Any = object()  # mark of a field in request bodies that has the type of its declaration
 
 Positive = Annotated[int, Field(ge=1)]
@@ -157,3 +163,84 @@ class Settings(BaseModel):
         if given is not None and not isinstance(given, Mapping):
             raise ConfigError(f"got {type(given).__name__} {given!r}, expected {cls.__name__} or a mapping of its keys")
         return cls(**(given or {}))
+
+
+def texts_of_fields(owner: type) -> Mapping[str, str]:
+    """Texts below the fields of a class and of its bases, by field; empty if there is no source."""
+    found: dict[str, str] = {}
+    for part in reversed(owner.__mro__):
+        if part.__module__.partition(".")[0] == "pydantic":  # fields of pydantic's classes are no options
+            continue
+        found |= _texts(part.__module__).get(part.__qualname__, {})
+    return {name: text for name, text in found.items() if text}
+
+
+@cache
+def _texts(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Texts of all classes of a module by qualified name; classes within functions are left out."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError, KeyError):  # built in, or without source
+        return {}
+    return {name: dict(_below_fields(node.body)) for name, node in _classes(tree.body, "")}
+
+
+def _classes(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, ast.ClassDef]]:
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield prefix + node.name, node
+            yield from _classes(node.body, f"{prefix}{node.name}.")
+
+
+def _below_fields(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    """Fields of a class, each with the text below it.
+
+    A field without a text has "", so that a text from a base class does not replace it.
+    """
+    for field, below in pairwise([*body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            match below:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield field.target.id, inspect.cleandoc(text)
+                case _:
+                    yield field.target.id, ""
+
+
+def refusing(field: str = "") -> Callable[[type[T]], type[T]]:
+    """Decorate a pydantic dataclass: a wrong value raises `RequestError` with the permitted values of its field.
+
+    Args:
+        field: name of the request's field that contains the object; "" if the object is the request itself.
+    """
+
+    def wrap(owner: type[T]) -> type[T]:
+        checked = owner.__init__
+
+        @wraps(checked)
+        def init(self: T, *values: Any, **named: Any) -> None:
+            try:
+                checked(self, *values, **named)
+            except ValidationError as error:
+                raise _refused(owner, field, error) from None
+
+        owner.__init__ = init  # type: ignore[assignment, method-assign]
+        return owner
+
+    return wrap
+
+
+def _refused(owner: type, field: str, error: ValidationError) -> Exception:
+    problem = error.errors()[0]
+    raised = problem.get("ctx", {}).get("error")
+    if isinstance(raised, SametokenError):
+        return raised
+    known = declared(owner)
+    name = str(problem["loc"][0]) if problem["loc"] else ""
+    if name not in known:
+        return TypeError(f"{owner.__name__}: {unknown_name('argument', name, known)}")
+    return refusal(field or name, problem["input"], expected(known[name]), f".{name}" if field else "")
+
+
+def refusal(field: str, got: object, expected: str, place: str = "") -> RequestError:
+    advice = "change it or leave it out for the default"
+    return RequestError(f"got {got!r}, expected {expected}", field=field, place=place, advice=advice)

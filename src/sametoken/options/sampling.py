@@ -23,9 +23,8 @@ from pydantic_core import CoreSchema
 
 from sametoken.errors import RequestError, unknown_name
 from sametoken.options import json_types
-from sametoken.options.declaration import Count, Declared, Positive, Shown, declared
+from sametoken.options.declaration import STRICT, Count, Declared, Positive, Shown, declared, refusal, refusing
 from sametoken.options.json_types import MOST_BIAS
-from sametoken.options.refusals import STRICT, refusal, refusing
 from sametoken.options.shaping import Shaping
 
 _TAG = {"anyOf": [{"type": "object"}, {"type": "string", "contentMediaType": "application/json"}]}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 from pydantic.dataclasses import dataclass
 
-from sametoken.options.refusals import STRICT, refusal, refusing
+from sametoken.options.declaration import STRICT, refusal, refusing
 
 WHOLE = -1  # as many tokens as there are
 

@@ -1,11 +1,15 @@
 """Rendezvous of the ranks through a store: discovery, check of equal facts, and rare messages.
 
-The store is in the process of rank 0 or of the launcher.
+The store is in the process of rank 0 or of the launcher. A rank proves that it has the shared secret without sending
+it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import os
 import secrets
 import socket
 import time
@@ -21,11 +25,31 @@ from sametoken.errors import ConfigError, EngineError, SametokenError
 from sametoken.kernels.cpu.variant import status
 from sametoken.parallel.gloo import DIST, FOREVER, JOIN_S, first_line
 from sametoken.parallel.host import own_cores, reachable, shares_cores
-from sametoken.parallel.key import check_proof, own_key, proof
 from sametoken.parallel.place import HERE, RankPlace
 
+KEY = "SAMETOKEN_RANK_KEY"  # environment variable, since command lines are public
 MEET_S = 25.0  # until all ranks have connected
 PARTING_S = JOIN_S + 2.0  # time limit of rank 0 for the last messages of the others
+
+
+def own_key(place: RankPlace) -> str:
+    """Key of this rank: from the environment, or a new one for a rank 0 that starts the others."""
+    stated = os.environ.get(KEY, "")
+    return stated or (secrets.token_hex(16) if place.rank == 0 and not place.launcher else "")
+
+
+def proof(key: str, challenge: str, rank: int) -> str:
+    """Proof that a rank has the key, valid for this rank and run only."""
+    return hmac.new(key.encode(), f"{challenge}/{rank}".encode(), hashlib.sha256).hexdigest()
+
+
+def check_proof(key: str, challenge: str, rank: int, found: object) -> None:
+    """Raise ConfigError if a rank has another key or none."""
+    if not isinstance(found, str) or not hmac.compare_digest(found.encode(), proof(key, challenge, rank).encode()):
+        raise ConfigError(
+            f"rank {rank} has another {KEY} than this rank, or one of them has none; set it to the same secret for all "
+            f"ranks, with mpirun by -x {KEY}, or for none of them"
+        )
 
 
 class Rendezvous:

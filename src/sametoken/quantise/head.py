@@ -21,8 +21,7 @@ from sametoken.learning.batch import Batch, guess_weights
 from sametoken.learning.target import Features
 from sametoken.learning.training import Training
 from sametoken.model.config import ModelConfig
-from sametoken.quantise.inputs import Inputs
-from sametoken.quantise.run import LayerError
+from sametoken.quantise.run import Inputs, LayerError
 from sametoken.train.targets import Source, read_outer, run
 
 

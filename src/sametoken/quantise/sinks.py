@@ -10,11 +10,10 @@ from typing import Protocol
 from torch import Tensor
 
 from sametoken import __version__
-from sametoken.checkpoint.gguf.vocabulary import vocabulary
-from sametoken.checkpoint.gguf.write import GgufWriter, facts
+from sametoken.checkpoint.gguf.write import GgufWriter, facts, vocabulary
 from sametoken.checkpoint.hub import SMALL_FILES
 from sametoken.checkpoint.quantised.write import LAYOUTS, stated
-from sametoken.checkpoint.shards import Shards
+from sametoken.checkpoint.write import Shards
 from sametoken.model.formats.coded import Coded
 from sametoken.prompts.sources import BUILT_IN
 from sametoken.quantise.run import Sink

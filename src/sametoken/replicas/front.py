@@ -1,15 +1,20 @@
 """HTTP front of the replicas: forwards every request to a replica, and streams the answer back.
 
 Replicas check fields, models and keys; the front only skips the body of a request without a key. The front itself
-answers requests for the state of the server, by merging the states of the replicas.
+answers requests for the state of the server, by merging the states of the replicas. `serve_replicas` runs it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,15 +22,21 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sametoken.options.server import ServerConfig
 from sametoken.replicas import merging
-from sametoken.replicas.process import OpenRequest, Replica
+from sametoken.replicas.process import OpenRequest, Replica, Work, leave
 from sametoken.replicas.replicas import Replicas
 from sametoken.replicas.routing import RoutedPrompt, prompt_of
 from sametoken.replicas.upstream import Headers, NotAskedError, ReplicaAnswer, ReplicaLostError, ask
 from sametoken.server.body_size import read_body
 from sametoken.server.errors import MESSAGES, ApiError, reply, stopping
-from sametoken.server.exchange import CURRENT, ID_HEADER, Exchange, log_access, without_root
+from sametoken.server.exchange import ACCESS, CURRENT, ID_HEADER, Exchange, log_access, without_root
 from sametoken.server.http import DONE, AcceptedKeys, Origins, part_of, when_gone
+from sametoken.server.listen import Server, loop_factory, settings, urls_of
+from sametoken.server.threads import DaemonPool
 
+if TYPE_CHECKING:
+    from sametoken.engine.llm import LLM
+
+LOG = logging.getLogger("sametoken.server")
 PROMPTS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 LONG_BODY = 2**16  # bytes from which a thread parses a body
 ASK_S = 3.0  # for the state of a replica; Prometheus waits 10 s for all
@@ -240,3 +251,58 @@ def _headers(scope: Scope, exchange: Exchange) -> Headers:
     if scope["client"] is not None:
         own.append((b"x-forwarded-for", scope["client"][0].encode()))
     return [*((name, value) for name, value in scope["headers"] if name not in (ID_HEADER, *FORWARDED)), *own]
+
+
+def serve_replicas(
+    open_engine: Callable[[int], LLM], bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any]
+) -> None:
+    """Serve until a signal arrives.
+
+    Args:
+        open_engine: function that opens the engine of a replica in its process; pickled by name.
+        bound: sockets from `bind`.
+        config: settings of the server; `data_parallel_size` is the number of replicas.
+        info: resolved configuration.
+
+    Raises:
+        EngineError: a replica cannot start, or all replicas have used up their restarts.
+    """
+    directory = tempfile.mkdtemp(prefix="sametoken-")
+    # A replica is reached through its socket alone, without HTTPS, which the front terminates. It stores no responses:
+    # the next request may go to another one.
+    without = {"ssl_certfile": None, "ssl_keyfile": None, "ssl_ca_certs": None, "ssl_cert_reqs": 0}
+    own = config.model_copy(update={**without, "max_stored_responses": 0})
+    works = [
+        Work(open_engine, number, f"{directory}/{number}", own, info) for number in range(config.data_parallel_size)
+    ]
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_serve(Replicas(works, config.drain_seconds), bound, config, info))
+    finally:
+        for work in works:
+            leave(work.socket)
+        if Path(directory).is_dir():
+            Path(directory).rmdir()
+
+
+async def _serve(
+    replicas: Replicas, bound: Sequence[socket.socket], config: ServerConfig, info: Mapping[str, Any]
+) -> None:
+    asyncio.get_running_loop().set_default_executor(DaemonPool())
+    ACCESS.setLevel(logging.NOTSET if config.access_log else logging.CRITICAL)
+    try:
+        method = await replicas.start()
+        ready = (
+            f"ready: {urls_of(bound, config)}, model {info['model']}, method {method}, {len(replicas.states)} replicas"
+        )
+
+        def started() -> None:
+            LOG.info(f"{ready}; the page there is the playground")
+
+        server = Server(settings(Front(replicas, config), config), replicas.drain, config.drain_seconds, started)
+        replicas.on_failure = server.fail
+        await server.serve([*bound])
+    finally:
+        await replicas.close()
+    if replicas.failure is not None:
+        raise replicas.failure

@@ -24,9 +24,8 @@ from pydantic import GetJsonSchemaHandler as Handler
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_before_validator_function
 
-from sametoken.options.declaration import SAME, declared
+from sametoken.options.declaration import SAME, declared, texts_of_fields
 from sametoken.options.json_types import MOST_LOGPROBS
-from sametoken.options.texts import texts_of_fields
 
 MOST_PROMPTS = 1024
 EXACT = 2**53  # largest integer below which a float represents every integer

@@ -15,7 +15,6 @@ from torch import Tensor
 from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams
 from sametoken.speculation.draft import PADDING
-from sametoken.speculation.history import PathHistory
 from sametoken.speculation.noise import wrap64
 from sametoken.speculation.processors import (
     ANY,
@@ -27,7 +26,7 @@ from sametoken.speculation.processors import (
     remember_counts,
     remember_words,
 )
-from sametoken.speculation.shaping import RowShapes
+from sametoken.speculation.shaping import PathHistory, RowShapes
 from sametoken.speculation.structure import Grammar
 
 _MAX_CANDIDATES = 1024  # up to this top_k, selecting candidates first is cheaper than working on the whole vocabulary

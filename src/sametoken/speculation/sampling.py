@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sametoken.speculation import history
+from sametoken.speculation import shaping
 from sametoken.speculation.draft import PADDING, Draft, depth
 from sametoken.speculation.noise import noise
 from sametoken.speculation.processors import (
@@ -153,7 +153,7 @@ def _edit(logits: Tensor, draft: Draft, ancestor_mask: Tensor, at: Tensor, sampl
     if sampling.penalties is not None:
         penalise(scores, draft.tokens, ancestor_mask, sampling.penalties)
     if sampling.histories is not None:
-        history.edit(scores, draft, sampling.histories)
+        shaping.edit(scores, draft, sampling.histories)
     return scores
 
 

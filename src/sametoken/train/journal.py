@@ -1,14 +1,16 @@
-"""Log of a run: one line of JSON per event, TensorBoard, and a picture of the curves."""
+"""Log of a run: metrics since its last entry, one line of JSON per event, TensorBoard, and a picture of the curves."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import replacing
+from sametoken.learning.loss import AcceptanceMetrics
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -116,3 +118,34 @@ def draw(entries: Sequence[Mapping[str, Any]], file: Path) -> None:
             axis.legend(fontsize="small")
     figure.savefig(file, dpi=100)
     pyplot.close(figure)
+
+
+class Window:
+    """Metrics since the last log entry, and the time of training alone."""
+
+    def __init__(self) -> None:
+        self._report: AcceptanceMetrics | None = None
+        self._tokens = self._all = 0
+        self._since = self._busy = 0.0
+        self.rate = 0.0
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Restart the clock: the time since the last `add` does not count."""
+        self._mark = time.perf_counter()
+
+    def add(self, report: AcceptanceMetrics, tokens: int) -> None:
+        passed = time.perf_counter() - self._mark
+        self._since, self._busy = self._since + passed, self._busy + passed
+        self._report = report if self._report is None else self._report + report
+        self._tokens, self._all = self._tokens + tokens, self._all + tokens
+
+    def take(self) -> AcceptanceMetrics:
+        assert self._report is not None
+        found, self.rate = self._report, self._tokens / max(self._since, 1e-9)
+        self._report, self._tokens, self._since = None, 0, 0.0
+        return found
+
+    @property
+    def overall(self) -> float:
+        return self._all / max(self._busy, 1e-9)

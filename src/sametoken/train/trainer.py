@@ -26,16 +26,14 @@ from sametoken.learning.loss import AcceptanceMetrics
 from sametoken.learning.objective import Objective
 from sametoken.learning.target import Features
 from sametoken.train import checkpoints
-from sametoken.train.best import Best, evaluated_by
-from sametoken.train.checkpoints import EVALUATED, Saved
+from sametoken.train.checkpoints import EVALUATED, Best, Saved, evaluated_by
 from sametoken.train.dataset.prepared import SAMPLES, Prepared
-from sametoken.train.journal import Journal
+from sametoken.train.journal import Journal, Window
 from sametoken.train.optimisers import optimisers
 from sametoken.train.parallel import Parallel, restore, whole_states
 from sametoken.train.schedule import Schedule, Step
 from sametoken.train.settings import TrainingSettings
 from sametoken.train.targets import BatchSource
-from sametoken.train.window import Window
 
 T = TypeVar("T")
 Evaluator = Callable[[Path], float]  # from the directory of a draft to its acceptance length on held-out prompts
