@@ -246,6 +246,11 @@ class TestCommand:
         assert again.code == 0
         assert f'"model": "{out}"' in again.out
 
+    def test_words_that_no_shell_reads_are_refused(self, run: Any) -> None:
+        answer = run("deploy", "plan", MODEL, "--engine", "vllm", "--engine-args", "--seed '1")
+        assert answer.code == 2
+        assert """--engine-args "--seed '1": No closing quotation; expected words as a shell has""" in answer.err
+
     def test_a_head_in_another_layout_needs_a_place(self, run: Any) -> None:
         answer = run("deploy", "plan", "--engine", "trtllm")
         assert answer.code == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +11,7 @@ from sametoken.commands import deploy_shards
 from sametoken.commands.deploy_shards import numbers_of, work_of
 from sametoken.commands.elsewhere import PREPARE, TRAIN, prepare_words, train_words
 from sametoken.commands.options import Chosen, Option, Values, titled
+from sametoken.commands.terminal import tell
 from sametoken.options.declaration import Positive
 
 if TYPE_CHECKING:
@@ -62,11 +62,6 @@ def workers_of(values: Values) -> RayWorkers:
     from sametoken.deploy.ray import RayWorkers
 
     return RayWorkers(values["address"], values["workers"], values["cpus_per_worker"], values["gpus_per_worker"])
-
-
-def tell(line: str) -> None:
-    """Print a line about the progress of a job to standard error."""
-    print(line, file=sys.stderr, flush=True)
 
 
 ANSWER = "sametoken deploy ray synthesize MODEL --data shards --output answers"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +12,7 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.commands import planning, synthesize_options
 from sametoken.commands.elsewhere import everywhere, output_directory
 from sametoken.commands.options import Chosen, Option, Values, given_words, titled
+from sametoken.commands.terminal import tell
 from sametoken.errors import ConfigError, unknown_name
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def command(model: str | None, values: Chosen) -> int:
     from sametoken.deploy.shards import answer_shards
 
     work, numbers = work_of(model, values), numbers_of(values)
-    return answer_shards(work, numbers, lambda line: print(line, file=sys.stderr, flush=True))
+    return answer_shards(work, numbers, tell)
 
 
 def work_of(model: str | None, values: Chosen) -> ShardWork:
@@ -72,15 +71,11 @@ def work_of(model: str | None, values: Chosen) -> ShardWork:
 
     if values["engine"] not in planning.ENGINES:
         raise ConfigError(unknown_name("engine", values["engine"], planning.ENGINES))
-    try:
-        further = shlex.split(values["serve_args"] or "")
-    except ValueError as error:
-        raise ConfigError(f"--serve-args {values['serve_args']!r}: {error}; expected words as a shell has") from error
     engine = () if values["engine"] == planning.OURS else ("--engine", values["engine"])
     return ShardWork(
         data=Path(os.path.abspath(user_path(_given(values, "data")))),
         output=output_directory(_given(values, "output")),
-        serve=(everywhere(model), *engine, *further),
+        serve=(everywhere(model), *engine, *planning.shell_words(values, "serve_args")),
         synthesize=tuple(given_words(ANSWERS, values)),
         port=values["port"],
         startup=values["startup_timeout"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,8 @@ from sametoken.commands import deploy_shards
 from sametoken.commands.deploy_shards import Port, numbers_of, work_of
 from sametoken.commands.elsewhere import PREPARE, PROGRAM, TRAIN, everywhere, prepare_words, train_words
 from sametoken.commands.options import Argument, Chosen, Option, Values, given_words, titled
+from sametoken.commands.planning import shell_words
+from sametoken.commands.terminal import tell
 from sametoken.errors import ConfigError
 from sametoken.options.declaration import Count
 
@@ -119,7 +120,7 @@ def allocation_of(values: Values) -> Allocation:
         raise ConfigError(f"--nodes is missing; expected names of nodes of job {job}")
     if job is not None and (values["wait"] or values["sbatch_args"]):
         raise ConfigError(f"--wait and --sbatch-args are for a new job, and this is job {job}; leave them out")
-    return Allocation(nodes, job, _words(values, "sbatch_args"), _words(values, "srun_args"), values["wait"])
+    return Allocation(nodes, job, shell_words(values, "sbatch_args"), shell_words(values, "srun_args"), values["wait"])
 
 
 def start(values: Values, where: Allocation, script: str, file: Path) -> int:
@@ -129,20 +130,12 @@ def start(values: Values, where: Allocation, script: str, file: Path) -> int:
     if values["dry_run"]:
         print(script, end="")
         return 0
-    return run(where, script, file, lambda line: print(line, file=sys.stderr, flush=True))
+    return run(where, script, file, tell)
 
 
 def node_python(values: Values) -> str:
     """Python interpreter of the nodes."""
     return values["node_python"] or sys.executable
-
-
-def _words(values: Values, name: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(values[name] or ""))
-    except ValueError as error:
-        option = name.replace("_", "-")
-        raise ConfigError(f"--{option} {values[name]!r}: {error}; expected words as a shell has") from error
 
 
 def _read(words: list[str], values: Chosen) -> tuple[str | None, Chosen]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sametoken import embedded
 from sametoken.commands.models import use_threads
 from sametoken.commands.options import AS_JSON, THREADS, Option, Values
+from sametoken.commands.terminal import tell
 from sametoken.errors import ConfigError
 from sametoken.interrupt import INTERRUPTED
 from sametoken.options.declaration import Count, Positive
@@ -44,7 +45,7 @@ def command(model: str | None, values: Values) -> int:
     each stage. If the command is stopped at any time, the same command continues. The head is in DIR/head.
     """
     from sametoken.commands.draft_card import summary
-    from sametoken.commands.draft_run import DraftRun, tell
+    from sametoken.commands.draft_run import DraftRun
     from sametoken.commands.draft_stages import DraftState
     from sametoken.files import alone_in
     from sametoken.train.budget import parse_time

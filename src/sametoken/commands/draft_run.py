@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from sametoken.commands.draft_stages import (
     stages,
     written,
 )
+from sametoken.commands.terminal import tell
 from sametoken.data.held_out import divide, sort_lines
 from sametoken.errors import SametokenError
 from sametoken.files import new_directory
@@ -48,11 +48,6 @@ def _steady(job: DraftJob) -> float:
     return float(
         median(json.loads(line)["tokens_per_second"] for line in log.read_text(encoding="utf-8").splitlines()[1:])
     )
-
-
-def tell(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
 
 
 class DraftRun:

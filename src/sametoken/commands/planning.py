@@ -94,12 +94,25 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
         target = target_place(target)
     else:
         passed |= {name: values[name] for name in ("threads", "cpus") if values[name] is not None}
-    extra = shlex.split(values["engine_args"] or "")
-    extra = [*(word for name, value in passed.items() for word in _spoken(name, value)), *extra]
+    extra = [word for name, value in passed.items() for word in _spoken(name, value)]
+    extra += shell_words(values, "engine_args")
     image = values.get("image") or ""
     wanted = Wanted(target, draft, method, speculative, stated, keys, tuple(extra), image, layers)
     launch = TRANSLATIONS[engine](wanted)
     return launch, [*notes, *launch.notes]
+
+
+def shell_words(values: Values, name: str) -> tuple[str, ...]:
+    """Words of the text of an option, divided as a shell does; none if it was not given.
+
+    Raises:
+        ConfigError: no shell reads the text.
+    """
+    try:
+        return tuple(shlex.split(values[name] or ""))
+    except ValueError as error:
+        option = name.replace("_", "-")
+        raise ConfigError(f"--{option} {values[name]!r}: {error}; expected words as a shell has") from error
 
 
 def _passed(engine: str, values: Chosen) -> dict[str, object]:

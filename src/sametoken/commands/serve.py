@@ -28,6 +28,7 @@ from sametoken.commands.options import (
     titled,
 )
 from sametoken.commands.resolution import Resolution, check_choice, check_text, foreign_options, resolve
+from sametoken.commands.terminal import tell
 from sametoken.errors import ConfigError
 from sametoken.options.engine import EngineConfig, KVCacheConfig
 from sametoken.options.server import ServerConfig
@@ -176,7 +177,7 @@ def start_engine(model: str | None, values: Chosen) -> int:
     if launch.secrets and not os.environ.get(launch.secrets[0]):
         raise ConfigError(f"--api-key: {launch.engine} reads its key from {launch.secrets[0]}; export that instead")
     times = (values["engine_timeout"], values["drain_seconds"])
-    return start(words, dict(launch.files), launch.port, times, lambda words: print(words, file=sys.stderr, flush=True))
+    return start(words, dict(launch.files), launch.port, times, tell)
 
 
 def open_engine(model: str | None, resolution: Resolution) -> LLM:

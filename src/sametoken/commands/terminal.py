@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING
 
 from sametoken.engine.progress import open_progress
 
-__all__ = ["ACCEPTED", "open_console", "open_progress"]
+__all__ = ["ACCEPTED", "open_console", "open_progress", "tell"]
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 ACCEPTED = "bold green"  # style of accepted drafts; bold remains without colours
+
+
+def tell(line: str) -> None:
+    """Print a line of progress to standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def open_console(width: int, color: bool = True) -> Console:

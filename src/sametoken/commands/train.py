@@ -9,12 +9,12 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from sametoken import embedded
 from sametoken.commands.options import AS_JSON, Argument, Chosen, Option, Values, settings_of, settings_options
+from sametoken.commands.terminal import tell
 from sametoken.errors import ConfigError
 from sametoken.interrupt import stop_at_signals
 from sametoken.learning.modes import ALIASES, meaning
@@ -114,7 +114,7 @@ def _show_plan(target: str, settings: dict[type, Any], values: Chosen) -> None:
     head, loss, run, keep, data = (settings[group] for group in GROUPS)
     plan = planned(target, TrainingSettings(head, loss, run, keep), data)
     for line in plan.notes:
-        _tell(line)
+        tell(line)
     show_plan(target, plan, values)
 
 
@@ -134,9 +134,9 @@ def _train(target: str, settings: dict[type, Any], as_json: bool) -> int:
 
     head, keep, run = settings[HeadSettings], settings[KeepSettings], settings[RunSettings]
     if head.mode in ALIASES:
-        _tell(f"mode {head.mode} {meaning(head.mode)}")
+        tell(f"mode {head.mode} {meaning(head.mode)}")
     if run.fsdp_transformer_layer_cls_to_wrap is not None and run.fsdp:
-        _tell(f"a draft is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
+        tell(f"a draft is small and sharded whole; {run.fsdp_transformer_layer_cls_to_wrap} is not wrapped")
     evaluator = None
     if keep.eval_data is not None:
         asked = Asked(keep.max_draft_len, keep.eval_tokens, engine={"device": run.device})
@@ -146,10 +146,10 @@ def _train(target: str, settings: dict[type, Any], as_json: bool) -> int:
     with stop_at_signals(PROMISE if _main() else "", repeats_after_s=3.0 if _launched() else 0.0) as stop:
         try:
             with stop.at_once():
-                outcome = train(target, plan, settings[DataSettings], evaluator=evaluator, tell=_tell, stop=stop)
+                outcome = train(target, plan, settings[DataSettings], evaluator=evaluator, tell=tell, stop=stop)
         except KeyboardInterrupt:
             if _main():
-                _tell("interrupted before the first step; the same command begins again, or goes on from a checkpoint")
+                tell("interrupted before the first step; the same command begins again, or goes on from a checkpoint")
             return stop.exit_code or 130
     if _main():
         _report(target, keep, outcome, as_json)
@@ -160,7 +160,7 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) ->
     """Print the outcome of a run and the next step."""
     if outcome.stopped:
         kept = f"checkpoint-{outcome.steps} is in {keep.output_dir}; " if outcome.steps else ""
-        _tell(f"stopped after step {outcome.steps} of {outcome.total}; {kept}the same command goes on from there")
+        tell(f"stopped after step {outcome.steps} of {outcome.total}; {kept}the same command goes on from there")
     written = outcome.head.exists()
     if as_json:
         print(json.dumps({**outcome._asdict(), "head": str(outcome.head) if written else None}))
@@ -173,7 +173,7 @@ def _report(target: str, keep: KeepSettings, outcome: Outcome, as_json: bool) ->
         plain, rounded = outcome.before
         print(f"it started with {plain:.3f} as it was, and with {rounded:.3f} when it was rounded without training")
     if outcome.best is not None:
-        _tell(
+        tell(
             f"evaluated on up to {keep.eval_prompts} prompts, as by: sametoken evaluate {outcome.head} "
             f"--target {target} --data {keep.eval_data}"
         )
@@ -186,10 +186,6 @@ def _launched() -> bool:
 
 def _main() -> bool:
     return place_of(os.environ, started(os.environ)).rank == 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _use_threads(run: RunSettings) -> None:
