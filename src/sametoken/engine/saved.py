@@ -20,7 +20,7 @@ from torch import Tensor
 from sametoken.engine.engine import Engine
 from sametoken.errors import DataError
 from sametoken.files import replacing
-from sametoken.runtime.kept import put, shapes, take
+from sametoken.runtime.cache import KVCache
 
 KIND = "sametoken-sequence"
 VERSION = 1  # of the file format
@@ -35,7 +35,7 @@ class Kept(NamedTuple):
         tokens: tokens of full pages, and the token after them if there is one.
         pages: number of pages.
         drafts: number of leading tokens with keys and values of each drafter, by drafter.
-        parts: contents of the pages in every cache, see `runtime.kept.take`.
+        parts: contents of the pages in every cache, see `_take`.
     """
 
     tokens: list[int]
@@ -59,7 +59,7 @@ def keep(engine: Engine, tokens: Sequence[int], salt: bytes = b"") -> Kept:
     blocks = engine.scheduler.blocks
     pages, drafts = blocks.offered(tokens, salt)
     held = list(tokens[: len(pages) * blocks.page_size + 1])
-    return Kept(held, len(pages), drafts, take(engine.caches, pages))
+    return Kept(held, len(pages), drafts, _take(engine.caches, pages))
 
 
 def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
@@ -78,7 +78,7 @@ def give(engine: Engine, kept: Kept, salt: bytes = b"") -> None:
     if pages is None:
         words = f"the sequence has {kept.pages} pages of the cache, {blocks.available} are free"
         raise DataError(words, advice="raise kv_cache_max_tokens, or try again when other requests have ended")
-    put(engine.caches, pages, kept.parts)
+    _put(engine.caches, pages, kept.parts)
     for drafter, cached in (kept.drafts or {"": 0}).items():
         blocks.publish(kept.tokens, pages, drafter, cached, salt=salt)
     blocks.free(pages)
@@ -138,7 +138,7 @@ def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
 
 def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | None:
     """Sequence from the bytes after a header; None if their size does not match it."""
-    wanted = [(torch.int64, (head["tokens"],)), *shapes(engine.caches, head["pages"])]
+    wanted = [(torch.int64, (head["tokens"],)), *_shapes(engine.caches, head["pages"])]
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
     if sum(sizes) != len(rest):
         return None
@@ -152,3 +152,34 @@ def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | 
 def _bytes(tensor: Tensor) -> bytes:
     # Flat first: an empty tensor is contiguous with any strides, and bytes of such ones cannot be viewed.
     return tensor.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _take(caches: Sequence[KVCache], pages: Sequence[int]) -> list[Tensor]:
+    """Copy the contents of these pages of the caches to the host, in a fixed order.
+
+    Returns:
+        Tensors [layers, len(pages), page size, ...]: keys, values and their scales, as far as a cache has them.
+    """
+    return [whole[:, _index(pages, whole)].cpu() for whole in _paged(caches)]
+
+
+def _put(caches: Sequence[KVCache], pages: Sequence[int], kept: Sequence[Tensor]) -> None:
+    """Write the result of `_take`, of this or an equal engine, to these pages."""
+    for whole, part in zip(_paged(caches), kept, strict=True):
+        whole[:, _index(pages, whole)] = part.to(whole.device)
+
+
+def _shapes(caches: Sequence[KVCache], pages: int) -> list[tuple[torch.dtype, tuple[int, ...]]]:
+    """Dtype and shape of each result of `_take` for this number of pages."""
+    return [(whole.dtype, (whole.shape[0], pages, *whole.shape[2:])) for whole in _paged(caches)]
+
+
+def _paged(caches: Sequence[KVCache]) -> list[Tensor]:
+    """Tensors of the caches as pages: [layers, pages, page size, ...]."""
+    parts = [part for cache in caches for pair in cache.stored for part in pair if part is not None]
+    size = caches[0].table.page_size
+    return [part.view(part.shape[0], -1, size, *part.shape[2:]) for part in parts]
+
+
+def _index(pages: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(pages, dtype=torch.int64, device=like.device)

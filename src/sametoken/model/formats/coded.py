@@ -29,9 +29,8 @@ from sametoken.kernels.cpu.library import (
 )
 from sametoken.kernels.cpu.structures import CodedRows, struct_of
 from sametoken.kernels.cpu.variant import library
-from sametoken.model.formats.base import UnpackedWeight
+from sametoken.model.formats.base import ROW_BLOCK, UnpackedWeight, block_product
 from sametoken.model.formats.bits import join_bits, split_bits
-from sametoken.model.formats.block_rows import ROW_BLOCK, block_product
 from sametoken.model.formats.coded_packing import pack_codes
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.formats.packing import padded_outputs, quads
