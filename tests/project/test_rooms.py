@@ -1,4 +1,4 @@
-"""docs/architecture.md names every room in the order of imports, and every module in its own room."""
+"""docs/architecture.md names every room in the order of imports and every module in its room; rooms have budgets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = Path(sametoken.__file__).parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+# Most lines and files of Python in each room, "" for modules without one. A smaller room gets a smaller budget.
+BUDGETS = {
+    "": (1400, 9), "bench": (3150, 19), "check": (1600, 11), "checkpoint": (7800, 50), "client": (400, 5),
+    "commands": (6600, 47), "control": (1400, 10), "data": (1350, 11), "deploy": (2350, 19), "dialects": (2300, 14),
+    "drafters": (2000, 17), "embedded": (100, 1), "engine": (6600, 38), "heads": (4900, 62), "kernels": (1650, 14),
+    "learning": (1000, 11), "model": (4850, 38), "options": (1650, 13), "parallel": (1750, 14), "prompts": (400, 6),
+    "quantise": (950, 9), "replicas": (1100, 10), "runtime": (1050, 12), "server": (9400, 58),
+    "speculation": (1400, 11), "train": (5200, 32),
+}  # fmt: skip
 KINDS = ("eagle", "eagle1", "eagle3", "medusa", "draft_model")  # their folders share one list of modules
 
 
@@ -73,6 +82,27 @@ def test_every_module_is_explained_in_its_room(room: str) -> None:
 def test_every_module_of_a_kind_is_explained() -> None:
     found = {each.partition("/")[2] for each in modules("heads") if each.partition("/")[0] in KINDS}
     assert found == set(IN_KINDS)
+
+
+def sizes() -> dict[str, tuple[int, int]]:
+    """Lines and files of each room."""
+    found: dict[str, tuple[int, int]] = {}
+    for file in PACKAGE.rglob("*.py"):
+        room = file.relative_to(PACKAGE).parts[0] if file.parent != PACKAGE else ""
+        lines, files = found.get(room, (0, 0))
+        found[room] = (lines + len(file.read_text(encoding="utf-8").splitlines()), files + 1)
+    return found
+
+
+def test_no_room_is_larger_than_its_budget() -> None:
+    found = sizes()
+    assert found.keys() == BUDGETS.keys()
+    larger = {
+        room: f"got {lines} lines in {files} files, expected at most {BUDGETS[room]}: delete or merge code, or raise it"
+        for room, (lines, files) in found.items()
+        if lines > BUDGETS[room][0] or files > BUDGETS[room][1]
+    }
+    assert larger == {}
 
 
 def test_a_test_file_has_a_name_of_its_own() -> None:
