@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from sametoken.control.confidence import BINS, Confidence, Reliability
+from sametoken.control.confidence import BINS, Confidence
+from sametoken.engine.stats import Reliability
 
 DRAFTS = 8
 
@@ -18,7 +19,7 @@ def learned(chance_of: dict[float, float], drafts: int, sampled: bool = False) -
         shares = [luck.choice([*chance_of]) for _ in range(3)]
         accepted = next((i for i, share in enumerate(shares) if luck.random() >= chance_of[share]), 3)
         drawn = [*[0] * accepted, 1][:3]
-        confidence.learn([[share] for share in shares], sampled, drawn, [1] * 3, seen)
+        confidence.learn([[share] for share in shares], sampled, drawn, [1] * 3, seen.see)
     return confidence, seen
 
 
@@ -44,7 +45,7 @@ def test_a_table_rises_whatever_was_seen() -> None:
 def test_only_guesses_that_were_reached_count() -> None:
     confidence, seen = Confidence(), Reliability()
     for _ in range(DRAFTS):
-        confidence.learn([[0.95], [0.35], [0.75]], False, [0, 1], [1] * 3, seen)
+        confidence.learn([[0.95], [0.35], [0.75]], False, [0, 1], [1] * 3, seen.see)
     assert sum(seen.tried) == 2 * DRAFTS
     assert sum(seen.accepted) == sum(seen.accepted[8:]) == DRAFTS
     assert seen.tried[7] == 0
@@ -80,7 +81,7 @@ def test_siblings_have_chances_of_their_own(sampled: bool) -> None:
     for _ in range(4000):
         second, chance = luck.choice([(0.05, 0.02), (0.25, 0.15), (0.45, 0.4)])
         drawn, verified = 1 if luck.random() < chance else 0 if luck.random() < 0.7 else 2, luck.randint(1, 2)
-        confidence.learn([[0.5, second]], sampled, [drawn], [verified], seen)
+        confidence.learn([[0.5, second]], sampled, [drawn], [verified], seen.see)
         tried, right = tried + verified, right + (drawn < verified)
     found = [confidence.chance(share, sampled, 1) for share in (0.05, 0.25, 0.45)]
     assert found == pytest.approx([0.02, 0.15, 0.4], abs=0.04)

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sametoken.control.acceptance import HOPE, Acceptance, Gate, Overlap, united
+from sametoken.control.acceptance import HOPE, Acceptance, Gate, united
 from sametoken.control.choice import POWER, ChosenLengths, DecodingRow, RequestedDraft, StepBatch, cheapest
 from sametoken.control.cost import STRIDE, Costs, Curve, Measured
 from sametoken.control.policy import KEPT, Policy
-from sametoken.control.trials import AFTER_READING, FIRST, READ_SHARE, SHARE
 from sametoken.model.expert_config import ExpertConfig
 
 LONGEST = 8
@@ -87,7 +86,7 @@ class World:
         for row, each in enumerate(requested):
             if any(map(runs_model, each.methods)):
                 read, self.unread[row] = read + self.unread[row], 0
-            united: dict[str, int] = {}  # accepted guesses by method
+            accepts: dict[str, tuple[int, int]] = {}  # guesses and accepted ones by method
             common = [self.luck.random() for _ in range(LONGEST)]
             offered = False
             for method in sorted(each.methods, key=runs_model):
@@ -99,12 +98,13 @@ class World:
                 if self.relation == "apart" and runs_model(method):
                     draws = [1.0 - draw for draw in draws]
                 accepted = next((i for i in range(made) if draws[i] >= self.chances[method]), made)
-                self.policy.learn(method, [row], [each.limit], [made], [accepted])
-                united[method], offered = accepted, offered or made > 0
+                self.policy.learn([method], [row], [each.limit], [made], [accepted])
+                accepts[method], offered = (made, accepted), offered or made > 0
                 nodes += slots(method, made)
-            if len(united) > 1 and (each.joined or not any(map(runs_model, united))):
-                self.policy.learn_overlap(list(united), list(united.values()))
-            self.tokens += max(united.values(), default=0)
+            longest, accepted = map(max, zip(*accepts.values(), strict=True)) if accepts else (0, 0)
+            if len(accepts) > 1 and (each.joined or not any(map(runs_model, accepts))):
+                self.policy.learn(list(accepts), [row], [each.limit], [longest], [accepted])
+            self.tokens += accepted
         limit = max(each.limit for each in requested)
         size = max(self.least, self.batch + nodes)
         seconds = self.truth.step(size - self.batch, self.batch, 100)
@@ -208,7 +208,7 @@ def test_nobody_drafts_beyond_its_limits(
                 assert (each.reason == "end") == (row.limit == 0)
             if each.limit:
                 accepted = next((i for i in range(each.limit) if luck.random() >= chance), each.limit)
-                policy.learn(each.methods[0], [row.id], [each.limit], [each.limit], [accepted])
+                policy.learn(each.methods[:1], [row.id], [each.limit], [each.limit], [accepted])
 
 
 # --- whole runs
@@ -223,7 +223,7 @@ def test_without_acceptance_it_ends_at_nothing_and_costs_next_to_nothing(batch: 
     world.run(800)
     before, plain = world.seconds, world.plain_seconds
     later = world.run(1500)
-    assert (world.seconds - before) / (world.plain_seconds - plain) < 1 + 1.3 * SHARE
+    assert (world.seconds - before) / (world.plain_seconds - plain) < 1.008
     assert sum(any(limits) for limits in later) >= 3, "it never tried again"
 
 
@@ -266,7 +266,7 @@ def test_one_good_row_among_bad_ones_drafts_for_itself() -> None:
     for _ in range(400):
         for row, each in zip(rows, policy.choose(rows), strict=True):
             if each.limit:
-                policy.learn("model", [row.id], [each.limit], [each.limit], [each.limit if row.id == 2 else 0])
+                policy.learn(["model"], [row.id], [each.limit], [each.limit], [each.limit if row.id == 2 else 0])
     limits = [max(each) for each in zip(*([d.limit for d in policy.choose(rows)] for _ in range(2)), strict=True)]
     assert limits[2] >= 3 > max(limits[:2] + limits[3:])
 
@@ -308,10 +308,10 @@ def test_a_draft_that_the_prior_rules_out_is_tried_after_its_prompt_was_read() -
 def test_a_draft_that_pays_nothing_costs_a_prompt_and_some_guesses_once() -> None:
     bad = published(0.5)
     bad.run(200)
-    assert bad.seconds - bad.plain_seconds < FIRST + AFTER_READING
-    before, plain = bad.seconds, bad.plain_seconds
+    assert bad.seconds - bad.plain_seconds < 24
+    bad.tokens = bad.seconds = 0.0
     bad.run(2000)
-    assert bad.seconds - before < (1.0 + 1.5 * READ_SHARE) * (bad.plain_seconds - plain)
+    assert bad.speed_up > 0.99
 
 
 def test_what_reading_costs_is_learned() -> None:
@@ -382,7 +382,7 @@ class Shared:
             chance = self.bad if row.id % 2 else self.good
             accepted = next((i for i in range(limit) if self.luck.random() >= chance), limit)
             if limit:
-                self.policy.learn("model", [row.id], [limit], [limit], [accepted])
+                self.policy.learn(["model"], [row.id], [limit], [limit], [accepted])
             left[row.id] -= accepted + 1
         size = len(rows) + sum(limits)
         seconds = self.truth(size) * self.slow(self.clock, size)
@@ -525,29 +525,13 @@ def test_two_copies_are_united_where_that_pays() -> None:
         assert both >= 60 if expected else both <= 20
 
 
-@given(data=st.data(), drafters=st.integers(1, 4), spread=st.floats(0, 3))
+@given(data=st.data(), drafters=st.integers(1, 4))
 @settings(max_examples=100, deadline=None)
-def test_a_union_holds_what_its_best_part_holds_and_at_most_all(
-    data: st.DataObject, drafters: int, spread: float
-) -> None:
-    row = st.lists(st.floats(0, 1), min_size=LONGEST, max_size=LONGEST)
-    parts = np.cumprod(np.array(data.draw(st.lists(row, min_size=drafters, max_size=drafters))), axis=1)
-    found = np.array(united(parts.tolist(), spread))
-    assert (found >= parts.max(axis=0) - 1e-9).all()
-    assert (found <= np.minimum(1.0, parts.sum(axis=0)) + 1e-9).all()
-    assert united(parts.tolist(), 1.0) == pytest.approx(1.0 - np.prod(1.0 - parts, axis=0), abs=1e-9)
-
-
-def test_an_overlap_is_learned() -> None:
-    """0 for drafters that are right together, 1 for independent ones, 2 for two halves that complete each other."""
-    luck = random.Random(0)
-    for wanted, second in ((0.0, lambda x: x), (1.0, lambda x: luck.random()), (2.0, lambda x: 1.0 - x)):
-        overlap = Overlap(2, 1)
-        assert overlap.spread == 1.0
-        for _ in range(400):
-            draw = luck.random()
-            overlap.learn([int(draw < 0.5), int(second(draw) < 0.5)])
-        assert overlap.spread == pytest.approx(wanted, abs=0.35)
+def test_a_union_holds_what_any_of_its_parts_holds(data: st.DataObject, drafters: int) -> None:
+    row = st.lists(st.floats(0.01, 1), min_size=LONGEST, max_size=LONGEST)
+    parts = data.draw(st.lists(row, min_size=drafters, max_size=drafters))
+    expected = 1.0 - np.prod(1.0 - np.cumprod(np.array(parts), axis=1), axis=0)
+    assert np.cumprod(united(parts)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_a_copy_that_is_never_there_costs_nothing() -> None:
@@ -697,9 +681,9 @@ def test_acceptance_approaches_the_truth(chance: float, seed: int) -> None:
     luck, seen = random.Random(seed), Acceptance(4)
     for now in range(2000):
         seen.learn(now, [7], [4], [4], [next((i for i in range(4) if luck.random() >= chance), 4)])
-    assert seen.engine[1] == pytest.approx(chance, abs=0.15)
+    assert seen.overall(2000)[1] == pytest.approx(chance, abs=0.15)
     assert seen.chances(7, 2000)[1] == pytest.approx(chance, abs=0.25)
-    assert seen.chances(8, 2000) == pytest.approx(seen.engine)
+    assert seen.chances(8, 2000) == pytest.approx(seen.overall(2000))
 
 
 def test_acceptance_counts_as_one_by_one() -> None:
@@ -716,20 +700,20 @@ def test_acceptance_counts_as_one_by_one() -> None:
         assert together.chances(i, 150) == pytest.approx(alone.chances(i, 150), abs=0.1)
         together.forget(i)
         assert len(together) == 11 - i
-    assert together.chances(3, 150) == pytest.approx(together.engine)
+    assert together.chances(3, 150) == pytest.approx(together.overall(150))
 
 
 def test_what_is_unknown_is_told_by_what_is_nearest() -> None:
     seen = Acceptance(6)
-    assert seen.engine == pytest.approx([HOPE] * 7)
+    assert seen.overall(0) == pytest.approx([HOPE] * 7)
     for now in range(100):
         seen.learn(now, [1], [2], [2], [0])
-    assert seen.engine[1] < 0.1
-    assert seen.chances(2, 100) == pytest.approx(seen.engine)
+    assert seen.overall(100)[1] < 0.1
+    assert seen.chances(2, 100) == pytest.approx(seen.overall(100))
     for now in range(100, 110):
         seen.learn(now, [2], [2], [2], [2])
     fresh = seen.chances(2, 110)
-    assert fresh[1] > 0.5 > seen.engine[1]
+    assert fresh[1] > 0.5 > seen.overall(110)[1]
     assert fresh[2] > 0.5
 
 
@@ -742,33 +726,14 @@ def test_what_a_request_was_like_counts_for_a_while_only() -> None:
         seen.learn(now, [1000], [4], [4], [0])
     chances = [seen.chances(1000, now)[1] for now in (220, 250, 300, 400)]
     assert chances == sorted(chances)
-    assert chances[0] < 0.5 < chances[-1] == pytest.approx(seen.engine[1], abs=0.01)
-
-
-def test_siblings_make_up_for_wrong_guesses_and_cost_their_time() -> None:
-    """Half of the guesses of chains come true; half of the others have a sibling that does, at two for every guess."""
-    luck, chains, beside = random.Random(1), Acceptance(4), Acceptance(4)
-    for now in range(2000):
-        right = next((i for i in range(4) if luck.random() >= 0.5), 4)
-        chains.learn(now, [1], [4], [4], [right])
-        beside.learn(now, [1], [4], [4], [right], [8], [right < 4 and luck.random() < 0.5])
-    assert beside.engine == pytest.approx(chains.engine)  # the chain's own guesses are what they are
-    assert beside.saved == pytest.approx(0.5, abs=0.15)
-    assert beside.siblings == pytest.approx(2.0, rel=0.1)
-    batches = [batch_of(Costs(measured(STEEP)), each) for each in (chains, beside)]
-    ways = [batch.ways(2000, lambda methods: 1.0)[0] for batch in batches]
-    more = np.array(ways[1][0].gains) - np.array(ways[0][0].gains)
-    assert more == pytest.approx(beside.saved * (1 - np.cumprod(chains.chances(1, 2000)[1:])), abs=0.1)
-    assert (more < 1).all()  # no draft gains more than one token by siblings
-    few, many = ([batch.outcome(way, [n])[1] for n in range(5)] for batch, way in zip(batches, ways, strict=True))
-    assert few[0] == many[0]
-    assert all(a < b for a, b in zip(few[1:], many[1:], strict=True))
+    assert chances[0] < 0.5 < chances[-1] == pytest.approx(seen.overall(400)[1], abs=0.01)
 
 
 def batch_of(costs: Costs, acceptance: Acceptance, beside: int = 0) -> StepBatch:
     """One row with a model that may guess four tokens."""
-    rows, drafters = [DecodingRow(1, ("model",), 4, True, 50, 0, 99)], {"model": acceptance}
-    return StepBatch(rows, [0], beside, 0, lambda m, limit, j: limit, costs, True, drafters, lambda m: True, 4)
+    rows = [DecodingRow(1, ("model",), 4, True, 50, 0, 99)]
+    of = [lambda m, limit, j: limit, costs, True, lambda m: acceptance, lambda m: True, 4, 0]
+    return StepBatch(rows, [0], beside, 0, *of)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("beside", [1, 30, 500])
@@ -807,7 +772,7 @@ def test_no_guess_is_verified_for_nothing(few: float) -> None:
             return float(np.interp(nodes, [0, 2, 8], [0.5, 0.5 * few, 0.6]))
 
     batch = batch_of(Noisy(measured()), Acceptance(4))
-    ways = batch.ways(0, lambda methods: 1.0)[0]
+    ways = batch.ways()[0]
     times = batch.worth(ways, ChosenLengths([4], 1.0, 1.0))[1]
     assert times["model"].verify == pytest.approx(max(0.1 / 8, (0.6 - 0.5 * few) / 6))
 
@@ -816,10 +781,10 @@ def test_a_place_given_up_is_thought_well_of_again() -> None:
     seen = Acceptance(2)
     for now in range(50):
         seen.learn(now, [1], [2], [2], [1])  # the second guess never comes true
-    low = seen.engine[2]
+    low = seen.overall(50)[2]
     for now in range(1000):
         seen.learn(now, [1], [1], [1], [1])  # and is not made any more
-    assert low < 0.2 < 0.5 < seen.engine[2]
+    assert low < 0.2 < 0.5 < seen.overall(1050)[2]
 
 
 def test_a_choice_holds_for_some_steps_or_until_something_changes() -> None:
@@ -878,16 +843,27 @@ def test_only_rows_whose_guesses_are_priced_may_draft_more_than_planned() -> Non
         assert not policy.expected_cost
 
 
-def test_a_padded_batch_computes_as_many_nodes_for_every_row() -> None:
-    """However its guesses are added, a row's guesses within the width of the others cost nothing more."""
+def test_a_padded_batch_drafts_for_all_its_rows() -> None:
+    """Guesses within the width of the others cost nothing more, so equal rows have equal drafts."""
     rows = [DecodingRow(i, ("model",), 4, True, 50, 0, 99) for i in range(4)]
-    costs, acceptance = Costs(measured(STEEP, draft=1e-6)), {"model": Acceptance(4)}
-    batch = StepBatch(
-        rows, range(4), 0, 0, lambda methods, limit, joined: limit, costs, False, acceptance, lambda m: True, 4
-    )
-    ways = batch.ways(0, lambda methods: 1.0)[0]
-    assert batch.outcome(ways, [4, 0, 0, 0])[1] == pytest.approx(batch.outcome(ways, [4, 4, 4, 4])[1], rel=1e-3)
-    assert batch.outcome(ways, [4, 4, 4, 4])[1] == pytest.approx(costs.step(16, 4, 50), rel=1e-3)
+    costs, acceptance = Costs(measured({1: 1.0, 64: 5.0}, draft=1e-6)), Acceptance(4)
+    for ragged in (False, True):
+        batch = StepBatch(
+            rows,
+            range(4),
+            0,
+            0,
+            lambda m, limit, joined: limit,
+            costs,
+            ragged,
+            lambda m: acceptance,
+            lambda m: True,
+            4,
+            0,
+        )
+        _, choice = batch.choose()
+        assert choice.seconds == pytest.approx(costs.step(sum(choice.lengths), 4, 50), rel=1e-3)
+        assert ragged or len(set(choice.lengths)) == 1 < max(choice.lengths)
 
 
 def test_a_drafter_with_nothing_to_say_does_not_keep_a_model_from_drafting() -> None:
@@ -906,7 +882,8 @@ def test_a_row_that_may_emit_one_token_more_ends() -> None:
     """A choice that is kept says why a row has no draft, as a new one would."""
     policy = Policy(slots, runs_model, LONGEST)
     policy.costs = Costs(measured())
-    policy.choose([DecodingRow(1, ("model",), 4, True, 50, 0, 5)])
+    for _ in range(2):
+        policy.choose([DecodingRow(1, ("model",), 4, True, 50, 0, 5)])
     kept = policy.again([1], [0], 0)
     assert kept is not None
     assert (kept[0].limit, kept[0].reason) == (0, "end")

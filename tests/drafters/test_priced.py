@@ -9,7 +9,7 @@ from sametoken.drafters.automaton import SuffixAutomaton
 from sametoken.drafters.base import Proposed
 from sametoken.drafters.priced import RowPrice, priced_chain
 from sametoken.drafters.suffix import SuffixDrafter
-from sametoken.engine.chains import ChainOutcome, said_in
+from sametoken.engine.chains import said_in
 
 EVEN = [[(place + 0.5) / 10 for place in range(10)] for _ in range(3)]  # a share comes true as often as it says
 TEXT = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4]
@@ -60,16 +60,13 @@ def test_a_guess_that_was_left_out_is_learned_from_by_the_token_that_came() -> N
     assert found.drafts[0].tokens == []
     (said,) = said_in(found)
     assert list(said.kept) == [0]
-    right, wrong = (ChainOutcome.of(said, 0, 0, [token]) for token in (5, 8))
-    assert (right.drawn, right.accepted, right.siblings, right.saved) == ([0], 0, 0, False)
-    assert wrong.drawn == [1]
+    assert [said.outcome(0, 0, [token])[0] for token in (5, 8)] == [[0], [1]]
 
 
 @pytest.mark.parametrize("accepted", [0, 1, 2])
-def test_an_outcome_counts_accepted_guesses_of_the_chain(accepted: int) -> None:
+def test_an_outcome_has_the_ranks_of_accepted_guesses(accepted: int) -> None:
     found = proposed(0.05)
     (said,) = said_in(found)
     chain = found.drafts[0].tokens
-    outcome = ChainOutcome.of(said, len(chain), accepted, [*chain[:accepted], 99])
-    assert outcome.accepted == accepted
-    assert list(outcome.drawn) == [0] * accepted + [len(said.shares[accepted])]
+    drawn, _ = said.outcome(len(chain), accepted, [*chain[:accepted], 99])
+    assert list(drawn) == [0] * accepted + [len(said.shares[accepted])]

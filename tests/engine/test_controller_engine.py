@@ -299,7 +299,7 @@ def test_forgotten_requests_leave_nothing_behind(pair: tuple[str, str]) -> None:
     llm = make_llm(*pair, method="auto", adaptive=True)
     llm.generate(prompts(5), sampling(0.0))
     seen = llm.engine.drafting.policy._acceptance
-    assert seen.keys() == {"suffix", "draft_target"}
+    assert seen.keys() >= {("suffix",), ("draft_target",)}
     assert all(len(each) == 0 for each in seen.values())
     check_idle(llm.engine)
 

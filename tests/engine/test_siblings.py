@@ -81,9 +81,6 @@ def test_siblings_bring_tokens_where_verification_is_cheap(plain: LLM, draft: st
     stats = [run(llm, plain, temperature, rows) for temperature in (1.0, 0.0) for rows in (1, 3)]
     assert all(beside(each) > 0 for each in stats)
     run(llm, plain, 1.0, 4)
-    acceptance = llm.engine.drafting.policy._of(model_of(llm))
-    assert acceptance.saved > 0.1
-    assert acceptance.siblings > 0.2
     for each in (
         stats[:2] + stats[3:5]
     ):  # of all guesses that were verified, siblings too, it is known what was expected

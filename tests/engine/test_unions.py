@@ -77,19 +77,14 @@ def test_no_token_depends_on_who_joins(pair: tuple[str, str], form: str, branche
 
 
 class Told:
-    """What the policy learns, by method and as overlaps."""
+    """Lessons of the policy, by method and for united methods."""
 
     def __init__(self, llm: LLM) -> None:
         self.drafts: dict[str, list[tuple[int, int, int]]] = {}
-        self.overlaps: list[dict[str, int]] = []
         llm.engine.drafting.policy.learn = self._learn  # type: ignore[method-assign]
-        llm.engine.drafting.policy.learn_overlap = self._overlap  # type: ignore[method-assign]
 
-    def _learn(self, method: str, requests: Sequence[int], *drafts: Sequence[int]) -> None:
-        self.drafts.setdefault(method, []).extend(zip(*drafts[:3], strict=True))
-
-    def _overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
-        self.overlaps.append(dict(zip(methods, accepted, strict=True)))
+    def _learn(self, methods: Sequence[str], requests: Sequence[int], *drafts: Sequence[int]) -> None:
+        self.drafts.setdefault("+".join(methods), []).extend(zip(*drafts, strict=True))
 
 
 def all_join(rows: Sequence[DecodingRow], beside: int = 0) -> list[RequestedDraft]:
@@ -127,10 +122,7 @@ def test_each_drafter_is_credited_with_its_own_guesses(pair: tuple[str, str]) ->
         assert model == [asked, asked]
         assert copied == [min(2, asked)] * 2
         assert other == [asked, 1]
-    assert all(
-        each == {"never": 0, "astray": 1, "suffix": min(2, each["draft_target"]), "draft_target": each["draft_target"]}
-        for each in told.overlaps
-    )
+    assert told.drafts["astray+draft_target+never+suffix"] == told.drafts["draft_target"]
     for done in got:
         stats = done.speculation
         assert stats.accepted + stats.target_forwards == stats.emitted

@@ -18,8 +18,8 @@ from sametoken.bench.variant import (
     Spread,
     StepCost,
 )
-from sametoken.control.confidence import BINS, Reliability
-from sametoken.engine.stats import SpeculationStats
+from sametoken.control.confidence import BINS
+from sametoken.engine.stats import Reliability, SpeculationStats
 
 # 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom d; for larger d, 1.96 + 2.5 / d is within 0.002.
 T_QUANTILES = (

@@ -1,8 +1,8 @@
 """Estimated probability that a draft token is accepted, by its place on the path.
 
 The estimates come from counts that decay exponentially, per request and over all requests. A request without counts
-has the estimate of its drafter over all requests; a drafter without counts has `HOPE`. Pure arithmetic. Legend: N
-requests, L length of the longest path in tokens.
+has the estimate of its drafter over all requests. A drafter without counts has a prior, to which the estimates of an
+unused drafter return, so that it is tried again. Pure arithmetic. Legend: L length of the longest path in tokens.
 """
 
 from __future__ import annotations
@@ -10,45 +10,32 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 HOPE = 0.6  # prior chance of a guess: high enough that drafting starts, low enough that a bad drafter soon stops
+BEST = 0.9  # prior chance of a guess that needs no reading: it is soon found out
 PRIOR = 8.0  # weight of the prior, in observations
 MEMORY = 100.0  # steps with drafts after which a count over all requests has decayed to 1/e
+UNUSED = 2000.0  # steps without drafts after which such a count has decayed to 1/e
 RECENT = 30.0  # steps, with drafts or without, after which a count of one request has decayed to 1/e: its text changes
-_FADE = 1.0 - 1.0 / MEMORY
 
 
 class Acceptance:
-    """Acceptance estimates of one drafter.
+    """Acceptance estimates of one drafter, or of several whose guesses are united.
 
     The chance at place k >= 1 is the probability that the k-th guess of a path is accepted if all guesses before it
-    were. The chance at place 0 is the probability that the drafter returns a draft.
+    were. The chance at place 0 is the probability that a draft is returned.
 
     Args:
-        longest: L, length of the longest path in tokens.
-
-    Attributes:
-        engine: chances over all requests, [1 + L].
+        longest: L.
     """
 
     def __init__(self, longest: int) -> None:
         # Over all requests, by place: guesses verified, accepted, requested, and returned by the drafter.
         self._tried, self._right, self._asked, self._made = ([0.0] * (longest + 1) for _ in range(4))
+        self._when = 0  # step of the last update
         # By request: step of the last update; drafts requested, drafts returned, guesses verified, guesses accepted.
         self._requests: dict[int, tuple[int, Sequence[float]]] = {}
-        # Drafts with a rejected guess, those of them with an accepted sibling, guesses of chains, siblings.
-        self._beside = [0.0] * 4
-        self.engine: Sequence[float] = [HOPE] * (longest + 1)
-
-    @property
-    def saved(self) -> float:
-        """Probability that a sibling is accepted if the guess of the chain is rejected."""
-        return self._beside[1] / (self._beside[0] + PRIOR)
-
-    @property
-    def siblings(self) -> float:
-        """Mean number of verified siblings per guess of a chain."""
-        return self._beside[3] / (self._beside[2] + PRIOR)
 
     @property
     def kept(self) -> list[float]:
@@ -69,18 +56,35 @@ class Acceptance:
         fade = (1.0 - 1.0 / RECENT) ** (now - when)
         return [fade * count for count in counts]
 
-    def chances(self, request: int, now: int) -> list[float]:
-        """Estimated chances of a request in step `now`, [1 + L]."""
+    def overall(self, now: int, prior: Sequence[float] = (HOPE, HOPE)) -> list[float]:
+        """Estimated chances over all requests in step `now`, [1 + L].
+
+        Args:
+            now: number of the step.
+            prior: chances at the first places without observations. The prior of a later place is the chance of the
+                place before it.
+        """
+        fade = math.exp((self._when - now) / UNUSED)
+        found = list[float]()
+        for place, (tries, hits) in enumerate(zip(self._tried, self._right, strict=True)):
+            expected = prior[place] if place < len(prior) else found[-1]
+            found.append((fade * hits + PRIOR * expected) / (fade * tries + PRIOR))
+        return found
+
+    def chances(self, request: int, now: int, prior: Sequence[float] = (HOPE, HOPE)) -> list[float]:
+        """Estimated chances of a request in step `now`, [1 + L]; `prior` as in `overall`."""
         asked, made, tried, right = self._of(request, now)
-        there = (made + PRIOR * self.engine[0]) / (asked + PRIOR)
+        there, *overall = self.overall(now, prior)
         # The counts of a request are pooled over places: a late place is reached after accepted guesses only, so a
         # request whose first guesses fail has no observations of its own there.
-        return [there, *((right + PRIOR * chance) / (tried + PRIOR) for chance in self.engine[1:])]
+        return [
+            (made + PRIOR * there) / (asked + PRIOR),
+            *((right + PRIOR * chance) / (tried + PRIOR) for chance in overall),
+        ]
 
     def learn(
-        self, now: int, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
-        accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
-    ) -> None:  # fmt: skip
+        self, now: int, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int], accepted: Sequence[int]
+    ) -> None:
         """Count the verified drafts of one step, one per request.
 
         The counts of all places decay, also those of places without new observations: the chance of a place that is no
@@ -88,87 +92,36 @@ class Acceptance:
 
         Args:
             now: number of the step.
-            requests: identifiers of the N requests, all different.
-            asked: requested tokens on a path, [N]; a guess that the drafter did not return counts as rejected.
-            longest: tokens on the longest path of each draft, [N]; 0 if the drafter returned no draft.
-            accepted: accepted guesses of each chain, without siblings, [N].
-            siblings: siblings in each draft, [N].
-            saved: true for drafts in which a sibling was accepted in place of the rejected guess, [N].
+            requests: identifiers of the requests, all different.
+            asked: requested tokens on a path; a guess that the drafter did not return counts as rejected.
+            longest: tokens on the longest path of each draft; 0 if the drafter returned no draft.
+            accepted: accepted guesses of each draft.
         """
-        counts = self._tried, self._right, self._asked, self._made
-        for values in counts:  # once a step: the rows of one batch are correlated
-            values[:] = [_FADE * value for value in values]
+        # Once a step: the rows of one batch are correlated.
+        fade = (1.0 - 1.0 / MEMORY) * math.exp((self._when - now) / UNUSED)
+        for values in (self._tried, self._right, self._asked, self._made):
+            values[:] = [fade * value for value in values]
+        self._when = now
         for request, most, made, right in zip(requests, asked, longest, accepted, strict=True):
             tried = min(right + 1, most) if made else 0
             seen = 1, made > 0, tried, right if made else 0
             self._requests[request] = now, [a + b for a, b in zip(self._of(request, now), seen, strict=True)]
-            for values, last in zip(counts, (tried, right if made else -1, most, made if made else -1), strict=True):
+            lasts = tried, right if made else -1, most, made if made else -1
+            for values, last in zip((self._tried, self._right, self._asked, self._made), lasts, strict=True):
                 for place in range(last + 1):
                     values[place] += 1.0
-        wrong = sum(right < made for made, right in zip(longest, accepted, strict=True))
-        seen_beside = wrong, sum(saved), sum(longest), sum(siblings)
-        self._beside = [_FADE * a + b for a, b in zip(self._beside, seen_beside, strict=True)]
-        self.engine = self._chances()
-
-    def _chances(self) -> Sequence[float]:
-        found, expected = [], HOPE
-        for place, (tries, hits) in enumerate(zip(self._tried, self._right, strict=True)):
-            # The prior of a place is the chance of the place before it.
-            expected = (hits + PRIOR * expected) / (tries + PRIOR)
-            found.append(expected)
-            expected = HOPE if place == 0 else expected
-        return found
 
 
-class Overlap:
-    """Statistics of the longest accepted prefixes of several drafters and of their union, to estimate its gain.
-
-    Args:
-        drafters: number of drafters.
-        longest: L, length of the longest path in tokens.
-    """
-
-    def __init__(self, drafters: int, longest: int) -> None:
-        self._drafts = 0.0
-        self._held = [[0.0] * longest for _ in range(drafters + 1)]  # drafts with this prefix; last: the union
-
-    def learn(self, accepted: Sequence[int]) -> None:
-        """Count one draft position at which all drafters had verified guesses.
-
-        Args:
-            accepted: accepted guesses of each drafter, [drafters].
-        """
-        self._drafts = _FADE * self._drafts + 1.0
-        for held, count in zip(self._held, [*accepted, max(accepted)], strict=True):
-            held[:] = [_FADE * value + (place < count) for place, value in enumerate(held)]
-
-    @property
-    def spread(self) -> float:
-        """Gain of the union over the best drafter, as a fraction of the gain of independent drafters.
-
-        It is 0 if all drafters are right at equal positions, and exceeds 1 if some are right where others are wrong.
-        """
-        more = expected = 0.0
-        for *each, union in zip(*self._held, strict=True):
-            most = max(1.0, self._drafts)
-            more += union - max(each)
-            expected += most * (1.0 - math.prod(1.0 - held / most for held in each)) - max(each)
-        return (more + 1.0) / (expected + 1.0)
-
-
-def united(paths: Sequence[Sequence[float]], spread: float) -> list[float]:
-    """Estimate the chances that a union of drafts contains the accepted path, [1 + L].
-
-    Args:
-        paths: chances of each drafter, [drafters][1 + L].
-        spread: see `Overlap`.
-    """
-    found = []
-    for chances in zip(*paths, strict=True):
-        best = max(chances)
-        learned = best + spread * (1.0 - math.prod(1.0 - chance for chance in chances) - best)
-        found.append(min(learned, 1.0, sum(chances)))
-    return found
+def united(parts: Sequence[Sequence[float]]) -> list[float]:
+    """Chances of the union of independent drafts, [1 + L], from the chances of each draft, [drafts][1 + L]."""
+    missed = [1.0] * len(parts[0])
+    for chances in parts:
+        path = 1.0
+        for place, chance in enumerate(chances):
+            path *= chance
+            missed[place] *= 1.0 - path
+    held = [1.0 - each for each in missed]
+    return [held[0], *(b / max(a, 1e-9) for a, b in pairwise(held))]
 
 
 class Gate:

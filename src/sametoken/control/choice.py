@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, chain, combinations, pairwise
 from typing import NamedTuple
 
-from sametoken.control.acceptance import Acceptance, united
+from sametoken.control.acceptance import BEST, HOPE, Acceptance, united
 from sametoken.control.cost import Costs
 from sametoken.control.worth import Time
 
@@ -154,13 +154,15 @@ class StepBatch:
         costs: cost estimates.
         ragged: true if the forward computes the nodes of each draft only; otherwise every row is padded to the widest
             draft.
-        drafters: acceptance estimates by method, for the methods of free rows.
+        acceptance: function of united methods that returns their acceptance estimates.
         runs_model: function that returns true if a method runs a draft model; other methods guess on the host at almost
             no cost.
         longest: L, length of the longest path in tokens.
+        now: number of the step.
 
     Attributes:
         plain: seconds of the step without drafts for the free rows.
+        scout: index of the free row for which a draft model reads its backlog although it was not tried yet.
         made: fraction of requested guesses that are drafted, by method and place, [L + 1].
         verified: verified nodes per requested guess, by method and place, [L].
     """
@@ -168,42 +170,38 @@ class StepBatch:
     def __init__(
         self, rows: Sequence[DecodingRow], free: Sequence[int], beside: int, fixed: int,
         nodes: Callable[[tuple[str, ...], int, bool], int], costs: Costs, ragged: bool,
-        drafters: Mapping[str, Acceptance], runs_model: Callable[[str], bool], longest: int,
+        acceptance: Callable[[tuple[str, ...]], Acceptance], runs_model: Callable[[str], bool], longest: int, now: int,
     ) -> None:  # fmt: skip
         self.rows, self.free, self.longest, self.runs_model = rows, free, longest, runs_model
         self._beside, self._fixed, self.costs, self.ragged, self.nodes = beside, fixed, costs, ragged, nodes
         self._context = sum(row.context for row in rows) / len(rows)
-        self._drafters, self._steps = drafters, dict[int, float]()
+        self._acceptance, self._now, self._steps = acceptance, now, dict[int, float]()
+        self.scout = max(free, key=lambda i: rows[i].room - rows[i].backlog)
         self.made, self.verified = dict[str, list[float]](), dict[str, list[float]]()
-        for name, each in drafters.items():
-            self.made[name] = made = [1.0, *each.kept[1:]]
+        for name in sorted({method for i in free for method in rows[i].methods}):
+            self.made[name] = made = [1.0, *acceptance((name,)).kept[1:]]
             slots = [nodes((name,), length, False) for length in range(longest + 1)]
-            more = [b - a for a, b in pairwise(slots)]
-            self.verified[name] = [(1.0 + each.siblings) * m * k for m, k in zip(more, made[1:], strict=False)]
+            self.verified[name] = [(b - a) * kept for (a, b), kept in zip(pairwise(slots), made[1:], strict=False)]
         self.plain = self.step(0.0)
 
     def step(self, nodes: float) -> float:
         """Seconds of the target forward with `nodes` draft tokens; drafting and prompts are not counted."""
-        apart = 1 << max(0, int(nodes).bit_length() - 4)  # distance of the grid points, between which it is linear
-        below = int(nodes) // apart * apart
-        for count in (below, below + apart):
+        below = int(nodes)
+        for count in (below, below + 1):
             if count not in self._steps:
-                nodes_of_all = count + self._fixed
-                self._steps[count] = self.costs.step(nodes_of_all, len(self.rows), self._context, self._beside)
-        return self._steps[below] + (nodes - below) / apart * (self._steps[below + apart] - self._steps[below])
+                self._steps[count] = self.costs.step(count + self._fixed, len(self.rows), self._context, self._beside)
+        return self._steps[below] + (nodes - below) * (self._steps[below + 1] - self._steps[below])
 
-    def choose(self, ways: Sequence[Way]) -> ChosenLengths:
-        """Choose the best draft lengths of rows with these drafters."""
-        return cheapest([way.gains for way in ways], self.plain, _Step(self, ways).add)
+    def choose(self) -> tuple[Sequence[Way], ChosenLengths]:
+        """Choose the best drafters and draft lengths of the free rows."""
+        found = self.ways()
+        choices = [cheapest([way.gains for way in ways], self.plain, _Step(self, ways).add) for ways in found]
+        return min(zip(found, choices, strict=True), key=lambda each: each[1].wait)
 
-    def outcome(self, ways: Sequence[Way], lengths: Sequence[int]) -> tuple[float, float]:
-        """Return `wait` and `seconds`, as in `ChosenLengths`, for given path lengths of the free rows."""
-        step, seconds, left = _Step(self, ways), self.plain, float(len(self.rows) - len(self.free))
-        for i in self.free:
-            for place in range(lengths[i]):
-                seconds = step.add(i, place)
-            left += (1.0 + ([0.0, *ways[i].gains][lengths[i]])) ** -POWER
-        return seconds * left ** (1.0 / POWER), seconds
+    def needed(self) -> float:
+        """Break-even acceptance probability of one guess per row, of the cheapest drafter."""
+        alone = [Way((method,), False, (), (1.0,)) for method in self.rows[self.scout].methods]
+        return min(_Step(self, [way], len(self.rows)).add(0, 0) for way in alone) / self.plain - 1.0
 
     def worth(self, ways: Sequence[Way], choice: ChosenLengths) -> tuple[dict[int, float], dict[str, Time]]:
         """Return the worth of an accepted guess by request, and the worth of draft time by drafter, in one unit.
@@ -232,20 +230,13 @@ class StepBatch:
         """Seconds in which the draft model reads the backlog of row `i`; 0 for host drafters."""
         return self.costs.feed(method, self.rows[i].backlog) if self.runs_model(method) else 0.0
 
-    def ways(self, now: int, spread: Callable[[Sequence[str]], float]) -> list[Sequence[Way]]:
-        """Best combination of drafters of each row; if one runs a draft model, also the best ones without models.
-
-        Args:
-            now: number of the step.
-            spread: function of united methods that returns `Overlap.spread`.
-        """
+    def ways(self) -> list[Sequence[Way]]:
+        """Best combination of drafters of each row; if one runs a draft model, also the best ones without models."""
         best, hosts, free = list[Way](), list[Way](), set(self.free)
-        groups = {methods: _groups(methods, self.runs_model) for methods in {self.rows[i].methods for i in free}}
-        spreads = {each: spread(each) for group in groups.values() for each, _ in group if len(each) > 1}
         nothing = Way((), False, [0.0] * self.longest, ())
         for i, row in enumerate(self.rows):
-            holds = {method: self._holds(method, row, now) for method in row.methods} if i in free else {}
-            found = [self._way(i, *group, holds, spreads) for group in groups[row.methods]] if i in free else [nothing]
+            groups = _groups(row.methods, self.runs_model) if i in free else []
+            found = [self._way(i, *group) for group in groups] or [nothing]
             waits = [(self._wait(way) if len(found) > 1 else 0.0, n) for n, way in enumerate(found)]
             best.append(found[min(waits)[1]])
             without = [each for each in waits if not any(map(self.runs_model, found[each[1]].methods))]
@@ -253,25 +244,24 @@ class StepBatch:
         models = any(map(self.runs_model, chain.from_iterable(way.methods for way in best)))
         return [best, hosts] if models and any(way.methods for way in hosts) else [best]
 
-    def _holds(self, method: str, row: DecodingRow, now: int) -> list[float]:
-        """Chances of a row that a draft exists, and that its first 1, 2, .. tokens are all accepted, [1 + L]."""
-        acceptance = self._drafters[method]
-        there, *chances = acceptance.chances(row.id, now)[: self.longest + 1]
-        paths = list(accumulate([1.0 if self.runs_model(method) else there, *chances], operator.mul))
-        # An accepted sibling replaces the first rejected guess.
-        return [paths[0], *(b + acceptance.saved * (a - b) for a, b in pairwise(paths))]
+    def _chances(self, i: int, methods: tuple[str, ...]) -> list[float]:
+        """Chances of row `i` with the united guesses of `methods`; see `Acceptance`."""
+        tried = i == self.scout or sum(self.debt(method, i) for method in methods) <= self.plain
+        prior: Sequence[float] = (HOPE, BEST if tried else HOPE)
+        if len(methods) > 1:
+            prior = united([self._chances(i, (method,)) for method in methods])
+        there, *chances = self._acceptance(methods).chances(self.rows[i].id, self._now, prior)[: self.longest + 1]
+        return [1.0 if any(map(self.runs_model, methods)) else there, *chances]
 
-    def _way(
-        self, i: int, methods: tuple[str, ...], joined: bool, holds: Mapping[str, Sequence[float]],
-        spreads: Mapping[tuple[str, ...], float],
-    ) -> Way:  # fmt: skip
+    def _way(self, i: int, methods: tuple[str, ...], joined: bool) -> Way:
         """Expected gains of row `i` with these methods, of which at most one, the last, runs a draft model."""
         alone = joined or len(methods) == 1 or not self.runs_model(methods[-1])
         first, shares = methods if alone else methods[:-1], [1.0] * len(methods)
-        held = holds[first[0]] if len(first) == 1 else united([holds[m] for m in first], spreads[first])
+        held = list(accumulate(self._chances(i, first), operator.mul))
         if not alone:
             shares[-1] = 1.0 - held[0]
-            held = [a + shares[-1] * b for a, b in zip(held, holds[methods[-1]], strict=True)]
+            model = accumulate(self._chances(i, methods[-1:]), operator.mul)
+            held = [a + shares[-1] * b for a, b in zip(held, model, strict=True)]
         row = self.rows[i]
         limit, debt = min(row.limit, self.longest), sum(self.debt(method, i) for method in methods)
         # The cost of reading the backlog is spread over the remaining output tokens, which lowers the gain.

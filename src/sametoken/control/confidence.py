@@ -7,8 +7,7 @@ verified places, where each candidate was either right or wrong. Pure arithmetic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from sametoken.control.acceptance import PRIOR
 from sametoken.control.worth import chance_of
@@ -24,35 +23,6 @@ def bin_of(value: float) -> int:
 
 def _zeros() -> list[float]:
     return [0.0] * BINS
-
-
-@dataclass
-class Reliability:
-    """Verified guesses by expected chance, for a reliability diagram.
-
-    Attributes:
-        tried: number of guesses after an accepted prefix, [BINS].
-        expected: sum of their expected chances, [BINS].
-        accepted: number of accepted ones, [BINS].
-    """
-
-    tried: list[float] = field(default_factory=_zeros)
-    expected: list[float] = field(default_factory=_zeros)
-    accepted: list[float] = field(default_factory=_zeros)
-
-    def see(self, chance: float, right: bool) -> None:
-        """Count one verified guess."""
-        place = bin_of(chance)
-        self.tried[place] += 1
-        self.expected[place] += chance
-        self.accepted[place] += right
-
-    def add(self, other: Reliability) -> None:
-        """Add the counts of `other`."""
-        for mine, theirs in zip(
-            (self.tried, self.expected, self.accepted), (other.tried, other.expected, other.accepted), strict=True
-        ):
-            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
 
 
 class Confidence:
@@ -86,7 +56,7 @@ class Confidence:
 
     def learn(
         self, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int], kept: Sequence[int],
-        seen: Reliability,
+        see: Callable[[float, bool], None],
     ) -> None:  # fmt: skip
         """Learn from a verified chain of guesses.
 
@@ -96,13 +66,13 @@ class Confidence:
             drawn: rank of the accepted candidate at each place that was reached; if none was accepted, a number that
                 exceeds all ranks.
             kept: number of verified candidates at each place.
-            seen: record that receives the expected chance and the outcome of each verified candidate.
+            see: function that receives the expected chance and the outcome of each verified candidate.
         """
         for candidates, right, verified in zip(shares, drawn, kept, strict=False):
             least = 1.0
             for rank, share in enumerate(candidates[:verified]):
                 least = min(least, self.chance(share, sampled, rank))
-                seen.see(least, rank == right)
+                see(least, rank == right)
             for rank, share in enumerate(candidates):
                 self._tries[rank][sampled][bin_of(share * (1 + rank))] += 1
             if right < len(candidates):

@@ -1,8 +1,7 @@
 """Cost model of a step in seconds: an initial measurement, corrected by the times of later steps.
 
-Corrections are factors by number of rows and number of draft tokens, so that effects that the initial measurement
-misses are learned for the sizes that occur. Decisions depend on ratios of costs only. The module reads no clock; times
-are arguments.
+Corrections are factors by number of tokens, so that effects that the initial measurement misses are learned for the
+sizes that occur. Decisions depend on ratios of costs only. The module reads no clock; times are arguments.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import NamedTuple
 from sametoken.control.acceptance import PRIOR
 
 FEED = 64  # tokens read by a drafter that count as one more observation of the cost of reading
+FOLLOWED = 1.0 / (1.0 + PRIOR)  # part of an error that one more observation corrects
 STRIDE = 0.4  # bound of the log error of a slow observation: a preempted process is not a change of cost
 
 
@@ -71,47 +71,32 @@ class Curve:
 
 
 class Correction:
-    """Logarithms of observed over expected seconds, in cells by number of rows and a second count, by powers of 2.
+    """Logarithms of observed over expected seconds, by powers of 2 of a count.
 
-    A cell without observations has the value of the nearest cell with some.
+    A count without observations has the value of the nearest one with some.
     """
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, float]] = {}  # log ratio; observations, at most `PRIOR`
-        self._nearest: dict[tuple[int, int], float] = {}
+        self._cells: dict[int, tuple[float, float]] = {}  # logarithm; observations, at most `PRIOR`
 
-    def __call__(self, rows: float, count: float) -> float:
-        """Return the logarithm for `rows` rows and a second count."""
-        cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
-        if cell not in self._nearest:
-            far = [(abs(row - cell[0]) + abs(column - cell[1]), row, column) for row, column in self._cells]
-            self._nearest[cell] = self._cells[min(far)[1:]][0] if far else 0.0
-        return self._nearest[cell]
+    def __call__(self, count: float) -> float:
+        """Return the logarithm for a count."""
+        place = round(math.log2(max(count, 1.0)))
+        near = min(self._cells, key=lambda cell: (abs(cell - place), cell), default=None)
+        return 0.0 if near is None else self._cells[near][0]
 
-    def learn(self, rows: float, count: float, error: float, times: int = 1) -> bool:
+    def learn(self, count: float, error: float) -> bool:
         """Correct a cell by a log error; return True if the cell had `PRIOR` observations before.
 
         No disturbance makes work faster, so an estimate that exceeds the observation by more than `STRIDE` is corrected
         at once.
-
-        Args:
-            rows: number of rows.
-            count: second count of the cell.
-            error: logarithm of observed over estimated seconds.
-            times: number of observations with this error.
         """
-        cell = round(math.log2(max(rows, 1.0))), round(math.log2(1.0 + count))
-        value, seen = self._cells.get(cell, (self(rows, count), 0.0))
+        place = round(math.log2(max(count, 1.0)))
+        value, seen = self._cells.get(place, (self(count), 0.0))
         at_once = min(0.0, error + STRIDE)
-        share = max(times / (times + max(seen, 1.0)), followed(times)) * (0.5 if seen >= PRIOR else 1.0)
-        self._cells[cell] = value + at_once + (error - at_once) * share, min(PRIOR, seen + times)
-        self._nearest.clear()
+        share = FOLLOWED / 2.0 if seen >= PRIOR else 1.0 / (1.0 + max(seen, 1.0))
+        self._cells[place] = value + at_once + (error - at_once) * share, min(PRIOR, seen + 1.0)
         return seen >= PRIOR
-
-
-def followed(times: int) -> float:
-    """Fraction of an error to correct after `times` observations in a cell with many observations."""
-    return 1.0 - (1.0 - 1.0 / (1.0 + PRIOR)) ** times
 
 
 class Costs:
@@ -146,7 +131,7 @@ class Costs:
         seconds = self._step(rows + nodes) + (self._row + self._key * context) * rows
         alone, together = (self._step(tokens + nodes) - self._step(tokens) for tokens in (rows, rows + beside))
         dearer = max(0.0, together - alone)
-        return (seconds * math.exp(self._steps(rows, nodes)) + dearer) * math.exp(self._pace)
+        return (seconds * math.exp(self._steps(rows + nodes)) + dearer) * math.exp(self._pace)
 
     # A draft takes (first + the sum of its levels) * factor. A number of rows below 1 is a probability of one row. A
     # method without measurement costs nothing until it was observed.
@@ -161,7 +146,7 @@ class Costs:
 
     def factor(self, method: str, rows: float) -> float:
         """Correction factor of a draft for `rows` rows."""
-        return math.exp(self._of(method)(rows, 0) + self._pace)
+        return math.exp(self._of(method)(rows) + self._pace)
 
     def draft(self, method: str, rows: float, levels: int) -> float:
         """Seconds of a draft with paths of `levels` tokens for `rows` rows."""
@@ -179,16 +164,17 @@ class Costs:
     def saw_feed(self, method: str, tokens: int, seconds: float) -> None:
         """Record the seconds in which a draft model read `tokens` context tokens."""
         before = self._feed.get(method, seconds / tokens)
-        self._feed[method] = before + (seconds / tokens - before) * followed(1 + tokens // FEED)
+        share = 1.0 - (1.0 - FOLLOWED) ** (1 + tokens // FEED)
+        self._feed[method] = before + (seconds / tokens - before) * share
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """Record the seconds of a draft with paths of `levels` tokens for `rows` rows."""
         if method not in self._first:
             self._first[method] = Curve({rows: seconds})
         error = math.log(max(seconds, 1e-9) / self.draft(method, rows, levels))
-        self._of(method).learn(rows, 0, min(STRIDE, error))
+        self._of(method).learn(rows, min(STRIDE, error))
 
-    def saw_step(self, nodes: int, rows: int, context: float, seconds: float, times: int = 1) -> None:
+    def saw_step(self, nodes: int, rows: int, context: float, seconds: float) -> None:
         """Record the seconds of a step without prompts; drafting is not counted.
 
         Args:
@@ -196,11 +182,10 @@ class Costs:
             rows: decoding rows.
             context: mean number of context tokens per row.
             seconds: duration of the step.
-            times: number of steps with this duration.
         """
         # Preemption makes a step slower, nothing makes it faster: only slow errors are bounded.
         error = min(STRIDE, math.log(max(seconds, 1e-9) / self.step(nodes, rows, context)))
         # In a cell with enough observations, half of the error counts as a slowdown of the host and half as an error of
         # the cell. In other cells the initial measurement can be wrong, so only the cell is corrected.
-        if self._steps.learn(rows, nodes, error, times):
-            self._pace += max(error, -STRIDE) / 2.0 * followed(2 * times)
+        if self._steps.learn(rows + nodes, error):
+            self._pace += max(error, -STRIDE) / 2.0 * FOLLOWED

@@ -6,20 +6,21 @@ and has no reference to the engine.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sametoken.control.acceptance import PRIOR, Acceptance, Gate, Overlap
-from sametoken.control.choice import NO_GAIN, DecodingRow, RequestedDraft, StepBatch
-from sametoken.control.confidence import Confidence, Reliability
+from sametoken.control.acceptance import PRIOR, Acceptance, Gate
+from sametoken.control.choice import NO_GAIN, RECALL, DecodingRow, RequestedDraft, StepBatch
+from sametoken.control.confidence import Confidence
 from sametoken.control.cost import Costs
-from sametoken.control.trials import Drafts, Trials
 from sametoken.control.worth import UNPRICED, Time, Worth
 
 BESIDE = 3  # most siblings per guess of the longest chain
 KEPT = 8  # steps between two choices
+PROBE = 24  # choices between two probes
 ANSWER = 256.0  # prior mean length of an answer, in tokens
+Drafts = dict[int, RequestedDraft]  # by request
 
 
 @dataclass
@@ -30,7 +31,7 @@ class _Plan:
         batch: key of the batches with this plan: longest path, true if prompts are computed too, bit length of the
             number of rows.
         drafts: planned draft by request.
-        trials: drafts of the next steps that replace the planned ones, by step.
+        probe: drafts by request that replace the planned ones in the next step, to learn from it; empty for none.
         left: steps until the next choice.
         cost: expected time of a step without its prompts, in plain steps; 0 if unknown.
         weights: weight of a token by request, see `Worth`; empty if unknown.
@@ -39,7 +40,7 @@ class _Plan:
 
     batch: tuple[int, bool, int] = (0, False, 0)
     drafts: Drafts = field(default_factory=dict)
-    trials: list[Drafts] = field(default_factory=list)
+    probe: Drafts = field(default_factory=dict)
     left: int = 0
     cost: float = 0.0
     weights: Mapping[int, float] = field(default_factory=dict)
@@ -64,6 +65,7 @@ class Policy:
         longest: `max_draft_len`.
         stoppable: true if the last draft of a method could be ended by `Worth`, by method.
         expected_cost: expected time of the step chosen last without its prompts, in plain steps; 0 if unknown.
+        needed: break-even acceptance probability of one guess per row, when drafts were last left out; 0 before.
     """
 
     def __init__(
@@ -81,15 +83,12 @@ class Policy:
         self._schedule = None
         if schedule is not None:
             self._schedule = sorted((size, min(length, max_draft_len)) for size, length in schedule.items())
-        self._acceptance: dict[str, Acceptance] = {}
-        self._overlaps: dict[frozenset[str], Overlap] = {}
+        self._acceptance: dict[tuple[str, ...], Acceptance] = {}  # by united methods, sorted
         self._confidence = defaultdict[str, Confidence](Confidence)
         self.stoppable: dict[str, bool] = {}
-        self._trials = defaultdict[int, Trials](Trials)  # by bit length of the number of rows
-        self._plan = _Plan()
-        self._step = 0
-        self._needed = 0.0
-        self.expected_cost = 0.0
+        self._plan, self._plans = _Plan(), Counter[int]()  # number of plans by bit length of the number of rows
+        self._step = self._probes = 0
+        self.needed = self.expected_cost = 0.0
         self._answer = ANSWER
 
     def saw_answer(self, tokens: int) -> None:
@@ -113,22 +112,13 @@ class Policy:
 
     def chance(self, method: str) -> float:
         """Acceptance probability of the first guess of a method, over all requests."""
-        return float(self._of(method).engine[1])
+        return self._of((method,)).overall(self._step)[1]
 
-    def needed(self) -> float:
-        """Break-even acceptance probability of one guess per row, at the last trial."""
-        return self._needed
-
-    def _of(self, method: str) -> Acceptance:
-        if method not in self._acceptance:
-            self._acceptance[method] = Acceptance(self.longest)
-        return self._acceptance[method]
-
-    def _overlap(self, methods: Sequence[str]) -> Overlap:
-        key = frozenset(methods)
-        if key not in self._overlaps:
-            self._overlaps[key] = Overlap(len(key), self.longest)
-        return self._overlaps[key]
+    def _of(self, methods: Sequence[str]) -> Acceptance:
+        key = tuple(sorted(methods))
+        if key not in self._acceptance:
+            self._acceptance[key] = Acceptance(self.longest)
+        return self._acceptance[key]
 
     def nodes(self, methods: Sequence[str], limit: int, joined: bool) -> int:
         """Greatest number of nodes of a draft with these properties; see `RequestedDraft`."""
@@ -138,22 +128,18 @@ class Policy:
         return host + sum(models) if joined else max([host, *models])
 
     def learn(
-        self, method: str, requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
-        accepted: Sequence[int], siblings: Sequence[int] = (0,), saved: Sequence[bool] = (False,),
+        self, methods: Sequence[str], requests: Sequence[int], asked: Sequence[int], longest: Sequence[int],
+        accepted: Sequence[int],
     ) -> None:  # fmt: skip
-        """Learn from the verified drafts of `method`; see `Acceptance.learn`."""
-        self._of(method).learn(self._step, requests, asked, longest, accepted, siblings, saved)
-
-    def learn_overlap(self, methods: Sequence[str], accepted: Sequence[int]) -> None:
-        """Learn from verified guesses of several methods for one position; see `Overlap.learn`."""
-        self._overlap(methods).learn([count for _, count in sorted(zip(methods, accepted, strict=True))])
+        """Learn from the verified drafts of one method, or of several united ones; see `Acceptance.learn`."""
+        self._of(methods).learn(self._step, requests, asked, longest, accepted)
 
     def learn_shares(
         self, method: str, shares: Sequence[Sequence[float]], sampled: bool, drawn: Sequence[int],
-        kept: Sequence[int], seen: Reliability,
+        kept: Sequence[int], see: Callable[[float, bool], None],
     ) -> None:  # fmt: skip
         """Learn from a verified chain of `method` with the shares of its guesses; see `Confidence.learn`."""
-        self._confidence[method].learn(shares, sampled, drawn, kept, seen)
+        self._confidence[method].learn(shares, sampled, drawn, kept, see)
 
     def saw_draft(self, method: str, rows: int, levels: int, seconds: float) -> None:
         """Record the time of a draft; see `Costs.saw_draft`."""
@@ -183,8 +169,9 @@ class Policy:
 
     def forget(self, request: int, methods: Sequence[str]) -> None:
         """Drop the counts and the plan of a finished request."""
-        for method in methods:
-            self._of(method).forget(request)
+        for used, acceptance in self._acceptance.items():
+            if set(used) <= set(methods):
+                acceptance.forget(request)
         self._plan.drafts.pop(request, None)
 
     def _batch(self, rows: int, beside: int) -> tuple[int, bool, int]:
@@ -204,10 +191,9 @@ class Policy:
             return None
         self.expected_cost = plan.cost
         drafts = [self._open(request, batch[0]) for request in ids]
-        plan.trials = [trial for trial in plan.trials if any(request in trial for request in ids)]
-        if plan.trials:
-            trial, self.expected_cost = plan.trials.pop(0), 0.0
-            drafts = [trial.get(request) or plan.drafts[request] for request in ids]
+        if plan.probe:
+            drafts = [plan.probe.get(request) or plan.drafts[request] for request in ids]
+            plan.probe, self.expected_cost = {}, 0.0
         plan.left, self._step = plan.left - 1, self._step + 1
         return [draft.within(limit) for draft, limit in zip(drafts, limits, strict=True)]
 
@@ -248,27 +234,45 @@ class Policy:
     def _planned(
         self, key: tuple[int, bool, int], rows: Sequence[DecodingRow], free: Sequence[int], beside: int
     ) -> _Plan:
-        """Plan the best drafts of the free rows, given those of the other rows, and the trials that are due."""
+        """Plan the best drafts of the free rows, given those of the other rows."""
         assert self.costs is not None
         requested = [self._most(row, key[0]) for row in rows]
         for i in free:
             requested[i] = NO_GAIN
         fixed = sum(self.nodes(draft.methods, draft.limit, draft.joined) for draft in requested)
-        asked = {method: self._of(method) for i in free for method in rows[i].methods}
         batch = StepBatch(
-            rows, free, beside, fixed, self.nodes, self.costs, self._ragged, asked, self._runs_model, key[0]
-        )
-        found = batch.ways(self._step, lambda methods: self._overlap(methods).spread)
-        choice, ways = min(((batch.choose(ways), ways) for ways in found), key=lambda each: each[0].wait)
+            rows, free, beside, fixed, self.nodes, self.costs, self._ragged, self._of, self._runs_model, key[0],
+            self._step,
+        )  # fmt: skip
+        ways, choice = batch.choose()
         for i, length in enumerate(choice.lengths):
             if length:
                 requested[i] = RequestedDraft(length, ways[i].methods, joined=ways[i].joined)
-        trials = self._trials[key[2]]
-        due = trials.due(batch, ways, choice, requested)
-        self._needed = trials.needed or self._needed
-        plan = _Plan(key, {row.id: draft for row, draft in zip(rows, requested, strict=True)}, due, KEPT + len(due))
+        plan = _Plan(key, {row.id: draft for row, draft in zip(rows, requested, strict=True)})
+        self._plans[key[2]] += 1
+        plan.left = min(KEPT, self._plans[key[2]])  # the first results of a new drafter change the choice most
+        plan.probe = self._probe(batch, plan.drafts)
         if not fixed:
             plan.cost = choice.seconds / batch.plain
             if any(choice.lengths):
                 plan.weights, plan.times = batch.worth(ways, choice)
         return plan
+
+    def _probe(self, batch: StepBatch, planned: Drafts) -> Drafts:
+        """Drafts of a step that is made now and then to measure its cost: no drafts or longer ones, or else one guess.
+
+        Costs of steps that are not made any more would stay as they were measured at first, or at a busy moment.
+        """
+        on = {row.id: planned[row.id] for row in map(batch.rows.__getitem__, batch.free) if planned[row.id].limit}
+        if not on:
+            self.needed = batch.needed()
+        turn = self._plans[len(batch.rows).bit_length()]
+        if turn < KEPT or (turn % PROBE and turn & (turn - 1)):  # soon at first, then rarely
+            return {}
+        self._probes += 1
+        longer = {id: draft._replace(limit=min(2 * draft.limit, batch.longest)) for id, draft in on.items()}
+        if on:
+            return longer if self._probes % 2 and longer != on else dict.fromkeys(on, RECALL)
+        methods = [each for each in batch.rows[batch.scout].methods if batch.debt(each, batch.scout) <= batch.plain]
+        guess = [RequestedDraft(1, (method,)) for method in methods]
+        return {batch.rows[batch.scout].id: guess[self._probes % len(guess)]} if guess else {}

@@ -23,6 +23,30 @@ class Said(NamedTuple):
     tokens: Sequence[Sequence[int]] | None = None
     kept: Sequence[int] = ()
 
+    def outcome(self, longest: int, accepted: int, emitted: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Outcome of the draft: the accepted candidates and the verified ones.
+
+        Args:
+            longest: guesses on the longest path of the draft.
+            accepted: accepted guesses.
+            emitted: emitted tokens.
+
+        Returns:
+            Rank of the accepted candidate at each place that was reached, K if none was accepted; and the number of
+            verified candidates of each place, [L].
+        """
+        if self.tokens is None:
+            return [*[0] * accepted, 1][:longest], [1] * longest
+        drawn = list[int]()
+        # The token after the accepted ones may equal a candidate that was left out of the draft.
+        for token, candidates in zip(emitted, self.tokens, strict=False):
+            if not candidates or candidates[0] < 0:
+                break
+            drawn.append(candidates.index(token) if token in candidates else len(candidates))
+            if drawn[-1]:
+                break
+        return drawn, self.kept
+
 
 def said_in(proposed: Proposed) -> Iterator[Said]:
     """Iterate over the candidates of each row of a proposal; empty if its drafter reports none."""
@@ -33,37 +57,3 @@ def said_in(proposed: Proposed) -> Iterator[Said]:
     if ended is None:
         return map(Said, listed)
     return map(Said, listed, ended.candidates, ended.kept)
-
-
-class ChainOutcome(NamedTuple):
-    """Outcome of a row's chain of guesses.
-
-    Attributes:
-        accepted: number of accepted guesses of the chain, without siblings.
-        drawn: rank of the accepted candidate at each place that was reached; K if none was accepted.
-        kept: [L] number of verified candidates.
-        siblings: number of verified candidates outside the chain.
-        saved: true if a sibling was accepted.
-    """
-
-    accepted: int
-    drawn: Sequence[int] = ()
-    kept: Sequence[int] = ()
-    siblings: int = 0
-    saved: bool = False
-
-    @classmethod
-    def of(cls, said: Said, longest: int, accepted: int, emitted: Sequence[int]) -> ChainOutcome:
-        """Outcome of a draft with a longest path of `longest` guesses, `accepted` of which are in `emitted`."""
-        if said.tokens is None:
-            return cls(accepted, [*[0] * accepted, 1][:longest], [1] * longest)
-        places, drawn = sum(count > 0 for count in said.kept), list[int]()
-        # The token after the accepted ones may equal a candidate that was left out of the draft.
-        for token, candidates in zip(emitted, said.tokens, strict=False):
-            if not candidates or candidates[0] < 0:
-                break
-            drawn.append(candidates.index(token) if token in candidates else len(candidates))
-            if drawn[-1]:
-                break
-        saved = bool(drawn) and 0 < drawn[-1] < said.kept[len(drawn) - 1]
-        return cls(accepted - saved, drawn, said.kept, sum(said.kept) - places, saved)

@@ -16,7 +16,7 @@ from sametoken.control.policy import Policy
 from sametoken.drafters.base import Drafter, Proposed, RowOrigin
 from sametoken.drafters.padded import NO_GUESS, Guess
 from sametoken.engine.advice import Advice, Pauses
-from sametoken.engine.chains import ChainOutcome, Said, said_in
+from sametoken.engine.chains import Said, said_in
 from sametoken.engine.meter import Clock, Meter
 from sametoken.engine.plan import Decode, Plan
 from sametoken.engine.report import Done, Makers, Proposal, RowResult
@@ -217,7 +217,7 @@ class Drafting:
 
     def _learn(self, decode: Sequence[Decode], rows: Sequence[RowResult], proposal: Proposal) -> None:
         """Update the policy with the longest path and the accepted tokens of each drafter of each decoding row."""
-        seen: dict[str, list[tuple[int, ...]]] = {}
+        seen: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
         for place, (item, row) in enumerate(zip(decode, rows, strict=True)):
             request, makers = row.request, proposal.makers[place]
             found = dict.fromkeys(makers, (row.longest, row.accepted))
@@ -227,36 +227,33 @@ class Drafting:
             asked = [m for m in item.methods if item.joined or not makers or m in makers or not self.runs_model(m)]
             left_out = False
             for method in asked:
-                outcome = ChainOutcome(found[method][1] if method in found else 0)
                 if (method, place) in self._said:
-                    outcome = self._learn_shares(method, place, row, *found.get(method, (0, 0)))
+                    self._learn_shares(method, place, row, *found.get(method, (0, 0)))
                     # A guess that was left out counts as not accepted.
                     left_out = left_out or (method not in makers and bool(self._said[method, place].shares))
                     found.setdefault(method, (int(self.runs_model(method)), 0))
-                longest, accepted = found.setdefault(method, (0, 0))
+                found.setdefault(method, (0, 0))
                 if self.runs_model(method) and method in makers:
-                    self._warn(*self._advice.saw_draft(method, accepted > 0))
-                counts = outcome.accepted, outcome.siblings, outcome.saved
-                seen.setdefault(method, []).append((request.id, item.limit, longest, *counts))
+                    self._warn(*self._advice.saw_draft(method, found[method][1] > 0))
             if request.methods:
                 request.stats.count_draft(best, item.reason or ("gain" if left_out else "silent"))
-            united = [method for method in asked if item.joined or not self.runs_model(method)]
-            if len(united) > 1:
-                self.policy.learn_overlap(united, [found[method][1] for method in united])
-        for method, drafts in seen.items():
-            self.policy.learn(method, *zip(*drafts, strict=True))
+            united = tuple(sorted(method for method in asked if item.joined or not self.runs_model(method)))
+            for used in {*((method,) for method in asked), united} - {()}:
+                longest, accepted = (max(found[method][which] for method in used) for which in (0, 1))
+                seen.setdefault(used, []).append((request.id, item.limit, longest, accepted))
+        for used, drafts in seen.items():
+            self.policy.learn(used, *zip(*drafts, strict=True))
         adaptive = [(item, row.request) for item, row in zip(decode, rows, strict=True) if row.request.adaptive]
         if adaptive:
             left_out = adaptive[0][0].reason == "gain" and not any(item.limit for item, _ in adaptive)
             self._log_pauses(left_out, adaptive[0][1].methods[0], len(decode))
 
-    def _learn_shares(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> ChainOutcome:
-        """Update the policy with a row's shares and their outcome; return the outcome of the row's chain."""
+    def _learn_shares(self, method: str, place: int, row: RowResult, longest: int, accepted: int) -> None:
+        """Update the policy with a row's shares and their outcome."""
         said, emitted = self._said[method, place], () if row.emission is None else row.emission.token_ids
-        outcome, sampled = ChainOutcome.of(said, longest, accepted, emitted), row.request.params.temperature > 0
+        drawn, kept = said.outcome(longest, accepted, emitted)
         seen = row.request.stats.seen_of(method)
-        self.policy.learn_shares(method, said.shares, sampled, outcome.drawn, outcome.kept, seen)
-        return outcome
+        self.policy.learn_shares(method, said.shares, row.request.params.temperature > 0, drawn, kept, seen.see)
 
     def _log_pauses(self, left_out: bool, method: str, rows: int) -> None:
         """Log that drafting stops or resumes, after a forward that could have had a draft."""
@@ -265,7 +262,7 @@ class Drafting:
         if not self.pauses.paused:
             LOG.info("drafting resumed")
             return
-        needed = self.policy.needed()
+        needed = self.policy.needed
         bar = f"with {rows} rows a draft pays from about {needed:.0%}" if needed else "it must read prompts first"
         why = f"about {self.policy.chance(method):.0%} of {method}'s first guesses are accepted, and {bar}"
         LOG.warning(

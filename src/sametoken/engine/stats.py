@@ -6,7 +6,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sametoken.control.confidence import Reliability
+from sametoken.control.confidence import BINS, bin_of
+
+
+@dataclass
+class Reliability:
+    """Verified guesses by expected chance, for a reliability diagram.
+
+    Attributes:
+        tried: number of guesses after an accepted prefix, [BINS].
+        expected: sum of their expected chances, [BINS].
+        accepted: number of accepted ones, [BINS].
+    """
+
+    tried: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    expected: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    accepted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+
+    def see(self, chance: float, right: bool) -> None:
+        """Count one verified guess."""
+        place = bin_of(chance)
+        self.tried[place] += 1
+        self.expected[place] += chance
+        self.accepted[place] += right
+
+    def add(self, other: Reliability) -> None:
+        """Add the counts of `other`."""
+        for mine, theirs in zip(
+            (self.tried, self.expected, self.accepted), (other.tried, other.expected, other.accepted), strict=True
+        ):
+            mine[:] = [a + b for a, b in zip(mine, theirs, strict=True)]
 
 
 @dataclass(slots=True)
