@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -215,6 +216,33 @@ def test_what_cannot_be_written_is_a_warning(
     assert same(first, load(directory))
     assert "has no room" in caplog.text
     assert not list(kept.iterdir())
+
+
+def test_a_place_that_cannot_be_read_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    monkeypatch.setenv(weight_cache.CACHE_VARIABLE, str(tmp_path / ("long" * 100)))
+    assert same(first, load(directory))
+    assert "packed weights are not kept for the next start" in caplog.text
+
+
+def test_a_damaged_entry_that_cannot_be_removed_is_left(
+    tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = saved("llama", tmp_path / "model")
+    first = load(directory)
+    (entry,) = kept.iterdir()
+    (entry / weight_cache.FACTS).write_text("x")
+
+    def refused(*_args: object, **_others: object) -> str:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refused)
+    assert same(first, load(directory))
+    assert caplog.text.count("the weights are packed again") == 1
+    assert [each.name for each in kept.iterdir()] == [entry.name]
 
 
 def test_it_can_be_switched_off_and_small_models_are_left_out(

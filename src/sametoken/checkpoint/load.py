@@ -78,7 +78,7 @@ def load_decoder(
         if cache and part == WHOLE:
             entry = weight_cache.entry_of(directory, config.parameters, quantization, dtype, device)
         decoder = _empty(own, dtype, quantization)
-        if entry is not None and entry.exists():
+        if entry is not None and weight_cache.exists(entry):
             decoder.begin_rope_tables(device)
             if weight_cache.restored(decoder, entry):
                 return decoder

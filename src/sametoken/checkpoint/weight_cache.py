@@ -92,7 +92,7 @@ def entry_of(directory: Path, numbers: int, quantization: str, dtype: torch.dtyp
 def restored(decoder: Decoder, entry: Path) -> bool:
     """Fill a decoder on the meta device with the weights of an entry, which stay in the system's file cache.
 
-    Return False if the entry is damaged: the entry is removed, and the decoder cannot be used.
+    Return False if the entry is damaged or unreadable: it is removed if possible, and the decoder cannot be used.
     """
     try:
         with holding(entry, shared=True):
@@ -101,10 +101,15 @@ def restored(decoder: Decoder, entry: Path) -> bool:
             read_packed(decoder, entry, VERSION)
     except (SametokenError, OSError, ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError,
             struct.error) as error:  # fmt: skip
-        LOG.warning(f"{entry}: is damaged ({error}); the weights are packed again")
+        LOG.warning(f"{entry} cannot be used ({error}); the weights are packed again")
         discard(entry)
         return False
     return True
+
+
+def exists(entry: Path) -> bool:
+    """Return True if the entry is there and this user can see it."""
+    return os.path.exists(entry)  # Path.exists raises for directories that cannot be read
 
 
 def keep(decoder: Decoder, entry: Path) -> None:
@@ -127,7 +132,7 @@ def _keep(decoder: Decoder, entry: Path) -> None:
     try:
         size = packed_bytes(decoder)
         entry.parent.mkdir(parents=True, exist_ok=True)
-        if entry.exists():  # another process was faster
+        if exists(entry):  # another process was faster
             return
         discard_unfinished(entry.parent)
         if not _make_room(entry.parent, size):
@@ -135,7 +140,7 @@ def _keep(decoder: Decoder, entry: Path) -> None:
         with new_directory(entry) as place:
             write_packed(decoder, place, VERSION)
     except (SametokenError, OSError) as error:
-        if not entry.exists():  # nor has another process written it
+        if not exists(entry):  # nor has another process written it
             LOG.warning(f"packed weights are not kept for the next start ({error}); --no-weight-cache stops trying")
         return
     LOG.info(f"{entry} keeps {size / 1e9:.1f} GB of packed weights for the next start")
@@ -184,9 +189,12 @@ def _entries(root: Path) -> Iterator[tuple[float, int, Path]]:
 
 
 def _remove(entry: Path) -> None:
-    """Remove an entry whose lock is held; for other processes it disappears at once."""
+    """Remove an entry whose lock is held; for other processes it disappears at once.
+
+    An entry of another user, or on a read-only file system, stays.
+    """
     with (
+        suppress(OSError),
         tempfile.TemporaryDirectory(prefix=f".{entry.name}-", suffix=UNFINISHED, dir=entry.parent) as place,
-        suppress(OSError),  # a directory of another user
     ):
         entry.rename(Path(place) / "removed")
