@@ -126,7 +126,7 @@ test-arm: $(INSTALLED)
 	missing tools; as root run: apt-get install g++-aarch64-linux-gnu qemu-user" | tr -s '[:space:]' ' ' >&2; exit 1; }
 	SAMETOKEN_TEST_ARM=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile \
 	tests/kernels/test_native.py tests/kernels/test_native_codes.py tests/kernels/test_native_heads.py \
-	tests/kernels/test_native_draw.py tests/kernels/test_native_arm.py
+	tests/kernels/test_native_draw.py tests/kernels/test_native_arm.py tests/kernels/test_pack.py
 
 support: $(INSTALLED)
 	SAMETOKEN_WRITE_SUPPORT=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/model/test_support_matrix.py \

@@ -16,10 +16,6 @@ from sametoken.errors import ConfigError
 from sametoken.kernels.cpu import threads as threads_module
 from sametoken.kernels.cpu import variant as native
 from sametoken.kernels.cpu.library import Library
-from sametoken.model import compiled as compiled_module
-from sametoken.model import linear as linear_module
-from sametoken.model.formats import packing as packing_module
-from sametoken.runtime import draw as draw_module
 
 
 def built(name: str) -> Library | None:
@@ -37,9 +33,8 @@ EMULATED = os.environ.get("SAMETOKEN_TEST_ARM") is not None
 
 
 def use(kernels: Library | None, patch: pytest.MonkeyPatch) -> Library | None:
-    """Every decoder that is loaded from here on uses these kernels, or none."""
-    for module in (linear_module, compiled_module, draw_module, packing_module):
-        patch.setattr(module, "library", lambda: kernels)
+    """Use these kernels, or none, for everything that is packed, loaded and computed from here on."""
+    patch.setattr(native, "_chosen", lambda: (kernels, native.KernelStatus(kernels and kernels.name, ())))
     return kernels
 
 

@@ -1,7 +1,7 @@
 """The kernels of arm64, in qemu on the least processor that each is for: integers, AVX2's bits, and the engine.
 
 `make test-thorough` runs them. `make test-arm` runs all of test_native.py, test_native_codes.py,
-test_native_draw.py and test_native_heads.py with them too.
+test_native_draw.py, test_native_heads.py and test_pack.py with them too.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from gguf_makers import STEPS
+from native_checks import kernels
 from sametoken.checkpoint.gguf import blocks as gguf_blocks
 from sametoken.checkpoint.gguf.container import TYPES
 from sametoken.checkpoint.quantised import layouts
@@ -22,10 +23,9 @@ from sametoken.model.formats.coded import Coded
 from sametoken.model.formats.int4 import Int4
 from sametoken.model.formats.packing import TILE, WIDTH
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.skipif(library() is None, reason="the compiled kernels are not there"),
-]
+__all__ = ["kernels"]  # a fixture
+
+pytestmark = pytest.mark.usefixtures("one_thread", "kernels")
 
 BLOCK_TYPES = {each.name: each for each in TYPES.values()}
 SHAPES = [(16, 128), (48, 256), (37, 72), (1, 8), (130, 1000)]
