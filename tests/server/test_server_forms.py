@@ -16,7 +16,7 @@ from openai import OpenAI
 from cli_checks import Pair
 from sametoken import LLM, RequestSpeculation, SamplingParams
 from sametoken.engine import grammar
-from sametoken.server.tools import CallReader, call_grammar
+from sametoken.server.tools import CallReader, call_tag
 from sametoken.speculation.structure import StructuredOutputs
 from server_checks import MODEL, Running, openai_client, running, with_template
 
@@ -200,7 +200,7 @@ def test_forms_and_tools_that_make_no_sense_are_refused(client: OpenAI, fields: 
 def test_a_call_between_tags_is_made_by_a_vocabulary_that_can_spell_them() -> None:
     llm = LLM("embedded", speculative={"method": "none", "adaptive": False})
     functions = [tool["function"] for tool in TOOLS]
-    form = StructuredOutputs(grammar=call_grammar(functions, tagged=True))
+    form = StructuredOutputs(structural_tag=call_tag(functions, tagged=True))
     plain = RequestSpeculation(enabled=False)
     for seed in range(3):
         asked = {"structured_outputs": form, "seed": seed, "max_tokens": 80}

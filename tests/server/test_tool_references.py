@@ -10,7 +10,7 @@ import pytest
 
 from sametoken import LLM, SamplingParams
 from sametoken.options.sampling import StructuredOutputs
-from sametoken.server.tools import call_grammar
+from sametoken.server.tools import call_tag
 
 
 def tool(name: str, definitions: str, address: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def llm() -> LLM:
 def test_arguments_follow_the_schema_of_their_tool(llm: LLM, kind: str, tagged: bool) -> None:
     tools = TOOLS[kind]
     schemas = {each["name"]: each["parameters"] for each in tools}
-    form = StructuredOutputs(grammar=call_grammar(tools, tagged))
+    form = StructuredOutputs(structural_tag=call_tag(tools, tagged))
     found = 0
     for seed in range(4):
         done = llm.generate("Call it.", SamplingParams(structured_outputs=form, seed=seed, max_tokens=120))[0]

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sametoken.engine.closed_objects import closed
 from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
 from sametoken.engine.structural_tag import JSON_FORM, lark_of
 
@@ -56,7 +57,7 @@ def source(matcher: Any, asked: Mapping[str, Any], special: Sequence[str]) -> st
     if asked["json_object"]:
         made = matcher.grammar_from_json_schema({"type": "object"}, JSON_FORM)
     elif asked["json"] is not None:
-        made = matcher.grammar_from_json_schema(json.dumps(asked["json"]), JSON_FORM)
+        made = matcher.grammar_from_json_schema(json.dumps(closed(asked["json"])), JSON_FORM)
     elif asked["regex"] is not None:
         made = matcher.grammar_from_regex(asked["regex"])
     elif asked["choice"] is not None:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from sametoken.engine.closed_objects import closed
+
 # JSON in the format of Python's json.dumps: with fixed white space, more tokens are forced.
 JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 ANY = "/(?s:.*)/"
@@ -93,8 +95,8 @@ def quoted(text: str) -> str:
 
 
 def json_of(schema: Mapping[str, Any] | bool) -> str:
-    """Rule of Lark for a JSON schema; references start at the root of the schema."""
-    spelled = {"not": {}} if schema is False else {} if schema is True else schema
+    """Rule of Lark for a JSON schema."""
+    spelled = {"not": {}} if schema is False else {} if schema is True else closed(schema)
     return f"%json {json.dumps({**spelled, 'x-guidance': JSON_FORM})}"
 
 

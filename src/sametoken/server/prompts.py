@@ -24,7 +24,7 @@ from sametoken.server.reasoning import CONTENT, Splitter, Style, find_style
 from sametoken.server.speech import ReplyReader
 from sametoken.server.text_request import ChatTalk, Infill, Pieces, TextRequest
 from sametoken.server.threads import SideWork, aside
-from sametoken.server.tools import call_grammar
+from sametoken.server.tools import call_tag
 from sametoken.server.tools_in_text import tools_in_text
 
 MOST_SCORES = 2**20  # log-probabilities of one request, at most, if each token has the whole vocabulary
@@ -177,8 +177,7 @@ class Prompts:
                 values["thought_bound"] = bound
         if tools.required:
             tagged = self._tokenizer.tags_tool_calls or not self._tokenizer.renders_tools
-            calls = call_grammar(tools.required, tagged, tools.several)
-            values["structured_outputs"] = {"grammar": calls}
+            values["structured_outputs"] = {"structural_tag": call_tag(tools.required, tagged, tools.several)}
         if (grammar := values.get("structured_outputs")) is not None:
             values["structured_outputs"] = {**grammar, **waits}
         names = {each["name"] for each in tools.offered}

@@ -12,7 +12,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sametoken.engine.structural_tag import json_of, quoted
 from sametoken.server.reasoning import ARGUMENTS, CALL, CONTENT, Piece, begun_mark
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -248,8 +247,8 @@ def _whole_call(value: Any, names: Collection[str]) -> tuple[str, str] | None:
     return value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: bool = False) -> str:
-    """Grammar, in Lark's notation, of a reply that calls one of these functions.
+def call_tag(functions: Sequence[Mapping[str, Any]], tagged: bool, several: bool = False) -> dict[str, Any]:
+    """Structural tag of a reply that calls one of these functions.
 
     Args:
         functions: functions, each with name and parameters (a JSON schema).
@@ -258,10 +257,18 @@ def call_grammar(functions: Sequence[Mapping[str, Any]], tagged: bool, several: 
     """
     key = "arguments" if tagged else "parameters"
     before, after = (f"{OPEN}\n", f"}}\n{CLOSE}") if tagged else ("", "}")
-    more = f" ({quoted(chr(10) if tagged else '; ')} call)*" if several else ""
-    rules = [f"start: call{more}", "call: " + " | ".join(f"call_{place}" for place in range(len(functions)))]
-    for place, each in enumerate(functions):
-        head = f'{before}{{"name": {json.dumps(each["name"], ensure_ascii=False)}, "{key}": '
-        rules.append(f"call_{place}: {quoted(head)} json_{place} {quoted(after)}")
-        rules.append(f"json_{place}: {json_of(each.get('parameters') or {'type': 'object'})}")
-    return "\n".join(rules)
+    tags = [
+        {
+            "begin": f'{before}{{"name": {json.dumps(each["name"], ensure_ascii=False)}, "{key}": ',
+            "content": {"type": "json_schema", "json_schema": each.get("parameters") or {"type": "object"}},
+            "end": after,
+        }
+        for each in functions
+    ]
+    separator = "\n" if tagged else "; "
+    return {
+        "format": {
+            "type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True,
+            "stop_after_first": not several,
+        }
+    }  # fmt: skip
