@@ -243,6 +243,13 @@ def test_vllms_variable_allows_a_longer_context(stated: str, positions: int | No
     ("door", "words", "said"),
     [
         (llama_server, "--rope-scale much", "--rope-scale much: expected a number"),
+        (llama_server, "--rope-scale 0", "--rope-scale 0: expected a number above 0"),
+        (llama_server, "--rope-scale -1", "--rope-scale -1: expected a number above 0"),
+        (llama_server, "--rope-scale nan", "--rope-scale nan: expected a number above 0"),
+        (llama_server, "--rope-freq-base -1", "--rope-freq-base -1: expected a number above 0, or 0 for the model's own"),
+        (llama_server, "--rope-freq-scale -1", "--rope-freq-scale -1: expected a number above 0, or 0 for the model's own"),
+        (llama_server, "--yarn-orig-ctx -1", "--yarn-orig-ctx -1: expected a number above 0, or 0 for the model's own"),
+        (llama_server, "--yarn-beta-slow 0", "--yarn-beta-slow 0: expected a number above 0, or -1 for the model's own"),
         (llama_server, "--yarn-ext-factor 0.5", "--yarn-ext-factor 0.5: YaRN is applied wholly"),
         (llama_server, "--yarn-attn-factor 0.8", "state attention_factor"),
         (vllm, "--hf-overrides '{\"vocab_size\": 9}'", "vocab_size is the checkpoint's own"),

@@ -35,7 +35,6 @@ SPOKEN: dict[Any, tuple[Any, Any]] = {
     llama_server.context: (4096, 4096),
     llama_server.rows: (4, 4),
     llama_server.names: ("one, two", ["one", "two"]),
-    llama_server.shrunk: (0.25, {"factor": 4.0}),
     vllm.overrides: ('{"rope_theta": 5.0}', {"rope_theta": 5.0}),
     vllm.method: ("ngram_gpu", "ngram"),
     vllm.schedule: ([[1, 4, 4], [5, 8, 2]], {4: 4, 8: 2}),
@@ -67,7 +66,7 @@ def test_no_key_is_passed_over(rule: Rule) -> None:
         case Sets(setting, convert, _):
             if isinstance(convert, partial):
                 assert convert.func in (llama_server.sampling, llama_server.rope)
-                said, ours = 3, {convert.args[0]: 3}
+                said, ours = 3, {"factor": 1 / 3} if convert.args[0] == "scale" else {convert.args[0]: 3}
             else:
                 said, ours = SPOKEN[convert]
             assert setting in HINTS

@@ -63,8 +63,9 @@ def test_a_draft_model_of_this_family_and_context_has_it_too(
 def test_a_longer_context_needs_it(models: tuple[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"exceeds the 128 positions .*; lower it, or set rope_scaling to stretch"):
         make_llm(models[0], max_seq_len=190)
-    with LLM(models[0], dtype="float32", rope_scaling="yarn") as llm:
-        assert llm.max_seq_len == 128
+    for kind in ("yarn", {"rope_type": "yarn", "original_max_position_embeddings": 96}):
+        with pytest.raises(ConfigError, match="rope_type 'yarn' needs factor; give it too"):
+            make_llm(models[0], rope_scaling=kind)
     theirs: dict[str, Any] = {"hf_overrides": {"rope_parameters": YARN}}
     with LLM(models[0], dtype="float32", **theirs) as llm:
         assert llm.max_seq_len == 192

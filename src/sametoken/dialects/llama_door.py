@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from sametoken.dialects.llama_server import rope
 from sametoken.dialects.peers import (
     Passage,
     Rule,
@@ -157,7 +158,7 @@ def _join_cache(to: Passage) -> None:
 
 
 def _rope(to: Passage, value: str, spelling: str) -> None:
-    """Read one key of RoPE; 0 and -1 mean the model's own. A JSON object has several keys, by our names."""
+    """Read one key of RoPE; a JSON object has several keys, by our names."""
     option, _, key = spelling.partition(":")
     if value.lstrip().startswith("{"):
         to.rope |= json_object(value, option)
@@ -173,9 +174,11 @@ def _rope(to: Passage, value: str, spelling: str) -> None:
         if number not in (-1, 0, 1):
             raise ConfigError(f"{option} {value}: YaRN is applied wholly (1) or not (0); give one of them")
         to.seen[key] = f"{number:g}"
-    elif number not in (0, -1):
-        number = 1 / number if key == "scale" else number
-        to.rope["factor" if key == "scale" else key] = int(number) if key in WHOLE else number
+        return
+    try:
+        to.rope |= rope(key, int(number) if key in WHOLE else number) or {}
+    except ValueError as error:
+        raise ConfigError(f"{option} {value}: {error}") from error
 
 
 def _join_rope(to: Passage) -> None:

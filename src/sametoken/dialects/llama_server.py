@@ -6,6 +6,7 @@ in the name alone are in the declarations of our options. Short names have one d
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -59,13 +60,20 @@ def sampling(name: str, stated: Any) -> dict[str, Any] | None:
 
 
 def rope(name: str, stated: float) -> dict[str, Any] | None:
-    """One key of the target's RoPE as a mapping; None for 0 and -1, the model's own."""
-    return None if stated in (0, -1) else {name: stated}
+    """One key of the target's RoPE as a mapping; None for the number that means the model's own.
 
+    Args:
+        name: key, or "scale" for the factor of frequencies, which is 1 divided by the factor of the context.
 
-def shrunk(stated: float) -> dict[str, Any] | None:
-    """Factor of the context for the factor of frequencies; None for 0, the model's own."""
-    return rope("factor", 1 / stated if stated else 0)
+    Raises:
+        ValueError: the number has no meaning.
+    """
+    own = OWN_ROPE.get(name)
+    if stated == own:
+        return None
+    if not 0 < stated < math.inf:
+        raise ValueError("expected a number above 0" + ("" if own is None else f", or {own} for the model's own"))
+    return {"factor": 1 / stated} if name == "scale" else {name: stated}
 
 
 def names(stated: str) -> list[str]:
@@ -73,6 +81,8 @@ def names(stated: str) -> list[str]:
     return [name.strip() for name in stated.split(",")]
 
 
+# Numbers that mean the model's own in llama-server; --rope-scale has none.
+OWN_ROPE = {"rope_theta": 0, "scale": 0, "original_max_position_embeddings": 0, "beta_fast": -1, "beta_slow": -1}
 SAMPLING = (
     ("temp/temperature", "temperature", float), ("top_k", "top_k", int), ("top_p", "top_p", float),
     ("min_p", "min_p", float), ("seed/-s", "seed", int), ("repeat_penalty", "repetition_penalty", float),
@@ -80,10 +90,11 @@ SAMPLING = (
     ("predict/-n/n_predict", "max_tokens", int),
 )  # fmt: skip
 ROPE = (
-    ("rope_scale", "factor", float), ("rope_freq_base", "rope_theta", float),
+    ("rope_scale", "factor", float), ("rope_freq_base", "rope_theta", float), ("rope_freq_scale", "scale", float),
     ("yarn_orig_ctx", "original_max_position_embeddings", int), ("yarn_beta_fast", "beta_fast", float),
     ("yarn_beta_slow", "beta_slow", float),
 )  # fmt: skip
+INVERSE = "its key factor is 1 divided by it"
 ALONE = {"flash_attn": "on"}  # values of options that were switches in older releases
 ON_DEVICE = "the whole model is on one device, which --device cpu or --device cuda selects"
 THREADS = "--threads is the number for everything that is computed"
@@ -99,10 +110,11 @@ SET: dict[str, Sets] = {
     ),
     "alias/-a:str": Sets("served_model_name", names),
     **{
-        f"{option}:{kind.__name__}": Sets("rope_scaling", partial(rope, key), f"its key {key}")
+        f"{option}:{kind.__name__}": Sets(
+            "rope_scaling", partial(rope, key), f"its key {key}" if key != "scale" else INVERSE
+        )
         for option, key, kind in ROPE
     },
-    "rope_freq_scale:float": Sets("rope_scaling", shrunk, "its key factor is 1 divided by it"),
     "cors_origins:str": Sets("cors_origin", names),
     "reasoning_format:str": Sets("reasoning_parser", reasoning, "for none, auto and deepseek"),
     **{

@@ -13,7 +13,10 @@ from sametoken.options.declaration import Settings
 
 Number = Annotated[float, Field(gt=0, le=1e30)]
 Positions = Annotated[int, Field(ge=1, le=1 << 24)]
-NEEDED = {"linear": ("factor",), "dynamic": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
+NEEDED = {
+    **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
 
 
 class RopeScaling(Settings):
