@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_checks import call
 from sametoken.checkpoint.chat import read_template
 from sametoken.commands import serve
 from sametoken.commands.doors import Door
@@ -76,8 +77,8 @@ def test_what_llama_server_means() -> None:
     ]
     passage = llama_server(said, {"LLAMA_ARG_PORT": "99", "LLAMA_ARG_TOP_K": "7", "LLAMA_ARG_TEMPERATURE": "2"})
     words = " ".join(passage.words)
-    for part in ("--any-model", "--max-seq-len 256", "--served-model-name b", "--served-model-name a",
-                 "--api-key k", "--api-key l", "--port 99", "--kv-cache-max-tokens 9", "--max-batch-size 2",
+    for part in ("--any-model", "--ctx-size 256", "--served-model-name b", "--served-model-name a",
+                 "--api-key k", "--api-key l", "--port 99", "--kv-cache-max-tokens 9", "--parallel 2",
                  "--cors-origin *", "--host ::1,/run/a.sock"):  # fmt: skip
         assert part in words
     sampling = json.loads(passage.words[passage.words.index("--default-sampling") + 1])
@@ -98,7 +99,7 @@ def test_what_vllm_means() -> None:
     said = ["m", "--max-model-len", "4k", "--seed", "0", "--served-model-name", "a", "b", "--dtype", "half"]
     passage = vllm([*said, "--override-generation-config", '{"top_k": 3}', "--compilation-config.mode", "3"], {})
     words = " ".join(passage.words)
-    for part in ("m ", "--max-seq-len 4000", "--served-model-name a --served-model-name b", '{"top_k": 3}'):
+    for part in ("m ", "--max-model-len 4000", "--served-model-name a --served-model-name b", '{"top_k": 3}'):
         assert part in words
     assert passage.idle[0] == "--seed 0"
     assert any("compilation" in each for each in passage.idle)
@@ -161,7 +162,7 @@ def test_templates_by_name() -> None:
         (
             "--fim-qwen-7b-spec -c 4096",
             "--model ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF:Q8_0 --draft ggml-org/Qwen2.5-Coder-0.5B-Q8_0-GGUF:Q8_0 "
-            "--port 8012 --max-seq-len 4096 --max-num-tokens 1024",
+            "--port 8012 --ctx-size 4096 --ubatch-size 1024",
             "",
         ),
         ("--fim-qwen-1.5b-default --port 80", "--model ggml-org/Qwen2.5-Coder-1.5B-Q8_0-GGUF:Q8_0 --port 80", ""),
@@ -246,10 +247,22 @@ def test_vllms_variable_allows_a_longer_context(stated: str, positions: int | No
         (llama_server, "--rope-scale 0", "--rope-scale 0: expected a number above 0"),
         (llama_server, "--rope-scale -1", "--rope-scale -1: expected a number above 0"),
         (llama_server, "--rope-scale nan", "--rope-scale nan: expected a number above 0"),
-        (llama_server, "--rope-freq-base -1", "--rope-freq-base -1: expected a number above 0, or 0 for the model's own"),
-        (llama_server, "--rope-freq-scale -1", "--rope-freq-scale -1: expected a number above 0, or 0 for the model's own"),
-        (llama_server, "--yarn-orig-ctx -1", "--yarn-orig-ctx -1: expected a number above 0, or 0 for the model's own"),
-        (llama_server, "--yarn-beta-slow 0", "--yarn-beta-slow 0: expected a number above 0, or -1 for the model's own"),
+        (
+            llama_server,
+            "--rope-freq-base -1",
+            "--rope-freq-base -1: expected a number above 0, or 0",
+        ),
+        (
+            llama_server,
+            "--rope-freq-scale -1",
+            "--rope-freq-scale -1: expected a number above 0, or 0",
+        ),
+        (llama_server, "--yarn-orig-ctx -1", "--yarn-orig-ctx -1: expected a number above 0, or 0"),
+        (
+            llama_server,
+            "--yarn-beta-slow 0",
+            "--yarn-beta-slow 0: expected a number above 0, or -1",
+        ),
         (llama_server, "--yarn-ext-factor 0.5", "--yarn-ext-factor 0.5: YaRN is applied wholly"),
         (llama_server, "--yarn-attn-factor 0.8", "state attention_factor"),
         (vllm, "--hf-overrides '{\"vocab_size\": 9}'", "vocab_size is the checkpoint's own"),
@@ -261,6 +274,22 @@ def test_vllms_variable_allows_a_longer_context(stated: str, positions: int | No
 def test_rope_that_is_refused(door: Door, words: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         door([*(["m"] if door is vllm else []), *shlex.split(words)], {})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-server -np 2 --max-batch-size 3",
+        "llama-server -c 512 --max-seq-len 600",
+        "llama-server -ub 64 --max-num-tokens 128",
+        "vllm serve m --max-num-seqs 2 --max-batch-size 3",
+        "vllm serve m --max-model-len 100 --max-seq-len 200",
+    ],
+)
+def test_an_option_and_ours_for_it_exclude_each_other(capfd: pytest.CaptureFixture[str], words: str) -> None:
+    done = call(capfd, *words.split())
+    assert done.code == 2
+    assert re.search(r"--\S+ and --\S+ both set \S+, to \d+ and \d+; give one of them", done.err)
 
 
 def test_an_option_of_vllm_may_be_shortened() -> None:

@@ -46,6 +46,13 @@ def test_a_prompt_is_read_once(tiny_pair: Pair, tmp_path: Path, one_thread: None
             assert "n_erased" in act(second, 5, "erase")
 
 
+def test_slots_start_over_after_the_last_one(tiny_pair: Pair, tmp_path: Path, one_thread: None) -> None:
+    with running(engine_of(tiny_pair), any_model=True, slot_save_path=str(tmp_path)) as served:
+        assert served.post("/completion", {**ASKED, "id_slot": 99}).json()["id_slot"] == 99 % 16
+        assert act(served, 99 % 16, "save", filename="a.bin")["id_slot"] == 99 % 16
+        assert act(served, 99, "erase")["id_slot"] == 99 % 16
+
+
 def test_what_cannot_be_done_is_said(tiny_pair: Pair, tmp_path: Path, one_thread: None) -> None:
     (tmp_path / "damaged.bin").write_bytes(b"{}\n" * 50)
     with running(engine_of(tiny_pair), slot_save_path=str(tmp_path)) as served:
@@ -54,7 +61,7 @@ def test_what_cannot_be_done_is_said(tiny_pair: Pair, tmp_path: Path, one_thread
             assert "filename" in act(served, 3, "save", 400, filename=name)["error"]["message"]
         assert "truncated or altered" in act(served, 3, "restore", 400, filename="damaged.bin")["error"]["message"]
         assert "No such file" in act(served, 3, "restore", 400, filename="none.bin")["error"]["message"]
-        for slot in ("99", "-1", "x", "\u0663"):
+        for slot in ("9" * 10, "-1", "x", "\u0663"):
             assert "expected 0 to" in act(served, slot, "save", 400, filename="a")["error"]["message"]
         assert "action" in act(served, 3, "copy", 400)["error"]["message"]
         assert served.post("/completion", ASKED).status_code == 200

@@ -99,12 +99,13 @@ def test_our_keys_are_read_flat_and_in_sections_and_words_win(pair, data, tmp_pa
         ("- 1", [], "is a list, expected keys with values"),
         ("lr: 1\nlr: 2", [], "occurs twice"),
         ("lr: [", [], "is not YAML"),
+        ("lr: 1\n# " + "x" * 2**18, [], "characters, expected at most 262144 of settings; is it another file?"),
         ("&a\nmode: eagle3\nmodel: *a", [], "a value contains itself"),
         ("lr: 1", ["optimiser.lr=1"], "unknown section 'optimiser'"),
         ("lr: 1", ["other"], "expected one model"),
         ("lr: 1", ["config=other.yaml"], "unknown key 'config'"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:80],
 )  # fmt: skip
 def test_refusals_are_one_line(pair, data, tmp_path, run, text, words, message):
     done = run("train", pair.target, "--config", recipe(tmp_path, text), *words, "--data", str(data), "--dry-run")

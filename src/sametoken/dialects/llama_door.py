@@ -85,15 +85,15 @@ def _join(to: Passage) -> None:
     seen = to.seen
     context, slots = int(seen.get("context", 0)), int(seen.get("parallel", -1))
     if slots > 0:
-        to.set("--max-batch-size", str(slots))
+        to.set("--parallel", str(slots))
         if "unified" not in seen:
             context //= slots
     if context > 0:
-        to.set("--max-seq-len", str(context))
+        to.set("--ctx-size", str(context))
         to.set("--cap-max-seq-len")  # as llama-server does
     steps = [int(seen[name]) for name in ("micro", "batch") if name in seen]
     if "micro" in seen or min(steps, default=STEP) < STEP:
-        to.set("--max-num-tokens", str(min(steps)))
+        to.set("--ubatch-size", str(min(steps)))
     if "model" in seen:
         name, given = seen["model"], ":" in seen["model"].rpartition("/")[2]
         file = seen.get("hf_file")

@@ -8,6 +8,8 @@ import yaml
 
 from sametoken.errors import ConfigError
 
+MOST_CHARACTERS = 2**18  # of a text: PyYAML reads about 400,000 a second
+
 
 class _Once(yaml.SafeLoader):  # type: ignore[misc]
     """YAML loader that refuses a key that occurs twice; `yaml.SafeLoader` would use the last value."""
@@ -30,8 +32,12 @@ def parse_mapping(text: str, name: str, example: str) -> dict[Any, Any]:
         example: a key with its value, as an example in messages.
 
     Raises:
-        ConfigError: the text is no YAML or no mapping, or a key occurs twice.
+        ConfigError: the text is too long, no YAML or no mapping, or a key occurs twice.
     """
+    if len(text) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{name} has {len(text)} characters, expected at most {MOST_CHARACTERS} of settings; is it another file?"
+        )
     try:
         stated = yaml.load(text, _Once)
     except ConfigError as error:

@@ -71,11 +71,15 @@ class Slots:
     """
 
     def __init__(self, places: int) -> None:
+        self._places = places
         self._last = deque[Held](maxlen=REMEMBERED * places)
 
     def note(self, asked: int | None, requests: Sequence[Request]) -> None:
-        """Record a client's requests under its `id_slot`, or under their places in the batch."""
-        given = None if asked is None or asked < 0 else asked
+        """Record a client's requests under its `id_slot`, or under their places in the batch.
+
+        Numbers beyond the last slot start over, as in llama-server.
+        """
+        given = None if asked is None or asked < 0 else asked % self._places
         self._last.extend(Held(given, request, request.tokens, request.owner, request.salt) for request in requests)
 
     def of(self, request: Request) -> int:
@@ -133,9 +137,9 @@ class SlotApi(Api):
         if worker.llm.ranks is not None:
             raise not_supported("a model that several processes compute saves no slots")
         named, most = request.path_params["slot"], worker.llm.engine.max_batch_size
-        if not (named.isascii() and named.isdigit() and int(named[:9]) < most):
+        if not (named.isascii() and named.isdigit() and len(named) < 10):
             raise ApiError(400, f"got slot {named[:40]!r}, expected 0 to {most - 1}", param="id_slot")
-        slot, action = int(named), request.query_params.get("action", "")
+        slot, action = int(named) % most, request.query_params.get("action", "")
         if action == "erase":
             return await self._erase(slot)
         if action not in ("save", "restore"):
