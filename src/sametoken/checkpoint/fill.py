@@ -14,7 +14,7 @@ from sametoken.checkpoint.mapping import ParameterRows, Places
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, UnsupportedModelError
-from sametoken.kernels.cpu.memory import new_memory, release
+from sametoken.kernels.cpu.memory import lent_memory, new_memory, release
 from sametoken.model.formats.coded import Coded
 from sametoken.model.linear import Embedding, Linear
 
@@ -148,6 +148,10 @@ class _Filling:
             )
         self._arrived(name, len(rows))
 
+    def _rounds(self, module: nn.Module, own: str) -> bool:
+        """True for a plain weight that `pack` replaces by one of fewer bits."""
+        return self.pack and own == "weight" and isinstance(module, Linear) and module.format is not None
+
     def _packs_parts(self, module: Linear) -> bool:
         return self.pack and module.packs_plain(self.device)
 
@@ -192,7 +196,10 @@ class _Filling:
         if parameter.is_meta:
             module, own = self.module.get_submodule(_parent(name)), name.rpartition(".")[2]
             dtype = torch.float32 if own in getattr(module, "float32", ()) else self.dtype
-            data = new_memory(parameter.shape, dtype, self.device)
+            if self.device.type == "cpu" and self._rounds(module, own):  # `pack` drops it
+                data = lent_memory(parameter.shape, dtype)
+            else:
+                data = new_memory(parameter.shape, dtype, self.device)
             parameter = nn.Parameter(data, requires_grad=False)
             setattr(module, own, parameter)
         return parameter.data
