@@ -99,6 +99,7 @@ def make_llm(target: str, draft: str | None = None, *, cache: dict[str, Any] | N
     unasked = None if draft else "none"
     known = {"max_draft_len": DEPTH, "tree_top_k": 1, "method": unasked, "max_total_draft_tokens": None}
     known |= {"adaptive": False, "draft_tensor_parallel_size": 1, "draft_window": 512, "draft_len_schedule": None}
+    known |= {"draft_vocab_size": None, "draft_token_map": None}
     speculative = {key: options.pop(key, value) for key, value in known.items()}
     settings = {
         "dtype": "float32", "device": tiny_models.DEVICE, "deterministic": True, "cuda_graphs": False,

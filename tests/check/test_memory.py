@@ -22,6 +22,7 @@ from cli_checks import speak
 from quantised_makers import MADE, quantised
 from sametoken import LLM, embedded
 from sametoken.check.memory import EngineSettings, forecast
+from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.planned import held_bytes, planned_bytes
 from sametoken.errors import CheckpointError, ConfigError
@@ -147,7 +148,6 @@ def test_gguf(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     gguf = pytest.importorskip("gguf")
     from gguf_makers import write_gguf
     from sametoken.checkpoint.gguf.container import Container
-    from sametoken.checkpoint.hub import resolve
 
     monkeypatch.setattr("sametoken.checkpoint.hub.opened_directory", lambda: tmp_path / "opened")
     torch.manual_seed(0)
@@ -232,6 +232,40 @@ def test_weights_and_pool_are_the_engines(draft: str | None, window: int) -> Non
     assert not found.remedies
 
 
+@pytest.mark.parametrize("name", ["plain", "int8", "w4a16", "gguf"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_narrowed_draft(name: str, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of its tokens are a copy beside the whole head."""
+    config = LlamaConfig(**SIZES | {"tie_word_embeddings": tied})
+    directory = saved(config, tmp_path / "plain")
+    if name == "w4a16":
+        directory = quantised(directory, name, tmp_path / name)
+    if name == "gguf":
+        gguf = pytest.importorskip("gguf")
+        from gguf_makers import write_gguf
+
+        monkeypatch.setattr("sametoken.checkpoint.hub.opened_directory", lambda: tmp_path / "opened")
+        model = AutoModelForCausalLM.from_config(config)
+        write_gguf(tmp_path / "m.gguf", model, lambda name: gguf.GGMLQuantizationType.Q8_0)
+        directory = resolve(tmp_path / "m.gguf")
+    quantization = "int8" if name == "int8" else "none"
+    decoder = load_decoder(directory, torch.bfloat16, "cpu", quantization=quantization)
+    whole, real = real_bytes(decoder), real_bytes(decoder.narrowed(torch.arange(100)))
+    assert planned_bytes(directory, torch.bfloat16, None, quantization, outputs=100) == pytest.approx(real, rel=EXACT)
+    head = (real - whole - 100 * 8) / (112 * 256)  # without the ids; whole tiles of 16 rows
+    assert head == pytest.approx({"int8": 1.016, "gguf": 1.065}.get(name, 2), rel=0.01)
+
+
+def test_a_narrowed_draft_in_words(run: Any) -> None:
+    answer = run("doctor", "embedded", "--draft", "embedded", "--draft-vocab-size", "1000", "--memory", "8GiB")
+    assert answer.code == 0
+    assert "  vocabulary     1000 tokens, whose rows are held twice" in answer.out
+    answer = run("doctor", "embedded", "--draft", "embedded-eagle3", "--draft-vocab-size", "1000")
+    assert answer.code == 2
+    assert "draft_vocab_size 1000: " in answer.err
+    assert "is a head, whose vocabulary was chosen when it was trained; leave it out" in answer.err
+
+
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_a_ranks_part(plain: Path, quantization: str) -> None:
     """Both ranks hold as much, and more than half, since token vectors are not cut, nor a head that a draft reads."""
@@ -295,6 +329,7 @@ def test_numbers_of_ranks_that_do_not_divide(plain: Path, run: Any) -> None:
 RESIDENT = """
 import gc, sys, torch
 from pathlib import Path
+from sametoken.checkpoint.hub import resolve
 from sametoken.checkpoint.load import load_decoder
 from sametoken.kernels.cpu.memory import release
 

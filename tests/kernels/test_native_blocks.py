@@ -13,6 +13,7 @@ from native_checks import kernels, threads
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.formats.bits import join_bits, split_bits
 from sametoken.model.formats.coded import BITS, Code, Coded, joined
+from sametoken.model.formats.coded_packing import move_outputs, selected
 
 __all__ = ["kernels", "threads"]  # fixtures
 
@@ -156,3 +157,17 @@ def test_bits_are_joined_and_split(bits: int) -> None:
     packed = join_bits(codes, bits)
     assert packed.shape == (3, 96 * bits // 8)
     assert torch.equal(split_bits(packed, bits), codes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_selected_outputs_have_the_bits_of_the_whole(kernels: Library, name: str) -> None:
+    """Blocks move with their scales, steps and offsets, and are not rounded again."""
+    weight = weight_of(CASES[name], 40, 256).pack(torch.randn(40).bfloat16())
+    x = torch.randn(5, 256).bfloat16()
+    whole = kernels.linear(weight, x, torch.float32)
+    for ids in ([0], [39], [7, 8, 9], [*range(1, 40, 2), 0], [*range(16, 40)]):
+        part = selected(weight, torch.tensor(ids))
+        assert torch.equal(kernels.linear(part, x, torch.float32), whole[:, ids])
+        assert part.nbytes < weight.nbytes
+        move_outputs(weight, torch.tensor([5]), part, torch.tensor([len(ids) - 1]))
+        assert torch.equal(kernels.linear(part, x, torch.float32), whole[:, [*ids[:-1], 5]])

@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from native_checks import kernels, threads
+from native_checks import kernels, threads, use
 from sametoken.kernels.cpu.library import Library
 from sametoken.model.formats.coded import Code, Coded
+from sametoken.model.formats.coded_packing import selected
+from sametoken.model.formats.names import FORMATS
+from sametoken.model.linear import Embedding, Linear
 
 __all__ = ["kernels", "threads"]  # fixtures
 
@@ -103,3 +106,55 @@ def test_plain_torch_computes_the_same(case: Case) -> None:
     size = x.double().abs() @ meant.abs().t()
     assert ((weight.linear(x) - x.double() @ meant.t()).abs() <= 2e-6 * size).all()  # sums of float32 in any order
     assert torch.equal(weight.linear(x)[:3], weight.linear(x[:3]))
+
+
+SELECTIONS = ([0], [47], [3, 4, 5], [*range(1, 48, 3), 0], [*range(16, 48)])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_selected_outputs_have_the_bits_of_the_whole(kernels: Library, case: Case) -> None:
+    """Tiles, scales, zero points, factors and biases move as they are; the order of inputs stays."""
+    weight, x = weight_of(case, 48, 448).pack(torch.randn(48).bfloat16()), torch.randn(7, 448).bfloat16()
+    whole = kernels.linear(weight, x, torch.float32)
+    for ids in SELECTIONS:
+        assert torch.equal(kernels.linear(selected(weight, torch.tensor(ids)), x, torch.float32), whole[:, ids])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_selected_outputs_without_kernels(case: Case) -> None:
+    weight = weight_of(case, 48, 448)
+    whole, part = weight.dequantize(), weight.outputs(torch.tensor([3, 4, 5, 40, 47]))
+    part.replace_outputs(torch.tensor([1, 4]), weight.outputs(torch.tensor([20, 3])))
+    assert torch.equal(part.dequantize(), whole[[3, 20, 5, 40, 3]])
+
+
+@pytest.mark.parametrize("name", ["none", *FORMATS])
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "torch"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_selected_layers_have_the_bits_of_the_whole(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch, name: str, compiled: bool, tied: bool
+) -> None:
+    """A layer of our formats, or the head of a tied embedding; the layer itself is unchanged."""
+    if not compiled:
+        use(None, monkeypatch)
+    torch.manual_seed(1)
+    plain, x = torch.randn(45, 192).bfloat16(), torch.randn(5, 192).bfloat16()
+    layer: Linear | Embedding
+    if tied:
+        layer = Embedding(45, 192, torch.bfloat16, tied=True, format=FORMATS.get(name))
+    else:
+        layer = Linear(192, 45, True, torch.bfloat16, FORMATS.get(name))
+        layer.bias = torch.nn.Parameter(torch.randn(45).bfloat16(), requires_grad=False)
+    layer.weight = torch.nn.Parameter(plain, requires_grad=False)
+    layer.pack()
+    product = layer.project if isinstance(layer, Embedding) else layer
+    whole = product(x)
+    source = layer.whole_head if isinstance(layer, Embedding) else layer
+    for ids in ([0], [44], [*range(1, 45, 3), 0]):
+        part = source.selected(torch.tensor(ids))
+        assert part.out_features == len(ids)
+        assert torch.equal(part(x), whole[:, ids])
+        part.replace_outputs(torch.tensor([0, len(ids) - 1]), source, torch.tensor([17, 17]))
+        ids[0] = ids[-1] = 17
+        assert torch.equal(part(x), whole[:, ids])
+    assert torch.equal(product(x), whole)

@@ -32,6 +32,7 @@ DRAFTERS: dict[str, tuple[bool, dict[str, Any]]] = {  # whether there is a draft
     "suffix": (False, {"method": "suffix", "adaptive": False}),
     "ngram": (False, {"method": "ngram", "adaptive": False}),
     "fixed": (True, {"max_draft_len": 4, "adaptive": False}),
+    "vocabulary": (True, {"max_draft_len": 4, "adaptive": False, "draft_vocab_size": 16384}),
     "tree": (True, {"max_draft_len": 3, "tree_top_k": 2, "adaptive": False}),
     "auto": (True, {"method": "auto"}),
 }

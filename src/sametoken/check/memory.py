@@ -17,7 +17,8 @@ import torch
 
 from sametoken.checkpoint.hub import read_config, stored_scheme
 from sametoken.checkpoint.planned import held_bytes, planned_bytes
-from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
+from sametoken.checkpoint.token_ranking import read_tokens
+from sametoken.engine.draft_ranks import check_draft_model, check_draft_options
 from sametoken.engine.load import dtype_for
 from sametoken.engine.pages import Cached, lookahead_of, pool_pages, row_pages, short_pages
 from sametoken.errors import ConfigError, UnsupportedModelError
@@ -54,6 +55,7 @@ class ModelMemory:
         token_bytes: KV cache of one token.
         cache: KV cache of all rows.
         window: last tokens that a draft model reads of a long text; 0 for the whole text.
+        outputs: tokens that a draft model guesses, None for the vocabulary.
     """
 
     role: str
@@ -62,6 +64,7 @@ class ModelMemory:
     token_bytes: int
     cache: int = 0
     window: int = 0
+    outputs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class MemoryForecast:
             cache = f"{in_words(part.cache)}, {part.token_bytes:,} bytes a token"
             rows += [(part.role, part.path), ("  weights", in_words(part.weights)), ("  KV cache", cache)]
             rows += [("  draft window", f"the last {part.window} tokens")] * bool(part.window)
+            rows += [("  vocabulary", f"{part.outputs} tokens, whose rows are held twice")] * (part.outputs is not None)
         sequences = "1 sequence" if self.batch == 1 else f"{self.batch} sequences"
         rows += [
             ("batch", f"{sequences} of {self.context:,} tokens"),
@@ -205,7 +209,7 @@ def forecast(target: Path, draft: Path | None, settings: EngineSettings, memory:
         SametokenError: files are damaged or not supported, or `memory` is None and this machine lacks the device.
     """
     engine, speculative = settings.engine, settings.speculative
-    check_draft_ranks(draft, engine.tensor_parallel_size, speculative.draft_tensor_parallel_size)
+    check_draft_options(draft, engine.tensor_parallel_size, speculative)
     device = _device(engine.device, memory)
     memory = available_bytes(torch.device(device)) if memory is None else memory
     with planned_for(device):
@@ -236,8 +240,11 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
     stated = ModelConfig.from_hf(read_config(target), engine.max_seq_len)
     dtype, config = dtype_for(engine.dtype, stated, torch.device(device)), cut(stated, RankPart(0, count))
 
-    def weights(place: Path, ranks: int, quantization: str, whole_head: bool = False) -> int:
-        return planned_bytes(place, dtype, config.max_position, quantization, RankPart(0, ranks, whole_head))
+    def weights(
+        place: Path, ranks: int, quantization: str, whole_head: bool = False, outputs: int | None = None
+    ) -> int:
+        part = RankPart(0, ranks, whole_head)
+        return planned_bytes(place, dtype, config.max_position, quantization, part, outputs)
 
     def model(role: str, place: Path, weights: int, layers: ModelConfig | None) -> ModelMemory:
         page = settings.cache.tokens_per_block
@@ -245,6 +252,8 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         return ModelMemory(role, str(place), weights, size)
 
     lookahead, taps, whole_head, drafts = lookahead_of(speculative, None), 0, False, list[ModelMemory]()
+    if draft is not None:
+        check_draft_model(draft, count, speculative)
     if draft is not None and is_head(draft):
         head = read_head(draft, config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
         if (tables := getattr(head.module, "rope_tables", None)) is not None:
@@ -254,12 +263,20 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
         drafts = [model("head", draft, held_bytes(head.module), loaded.cached_layers)]
     elif draft is not None:
         ranks = speculative.draft_tensor_parallel_size if count > 1 else 1
-        if ranks > 1:
-            check_cut_draft(draft, ranks)
         own = cut(ModelConfig.from_hf(read_config(draft), config.max_position), RankPart(0, ranks))
-        drafts = [model("draft model", draft, weights(draft, ranks, engine.draft_quantization), own)]
+        outputs = _outputs(speculative, own.vocab_size)
+        size = weights(draft, ranks, engine.draft_quantization, outputs=outputs)
+        drafts = [replace(model("draft model", draft, size, own), outputs=outputs)]
     first = model("target", target, weights(target, count, engine.quantization, whole_head), config)
     return _Plan((first, *drafts), settings, config, dtype, lookahead, taps)
+
+
+def _outputs(speculative: SpeculativeConfig, rows: int) -> int | None:
+    """Number of tokens that a draft model of `rows` guesses, None for all; special tokens that a file lacks are few."""
+    size, file = speculative.draft_vocab_size, speculative.draft_token_map
+    if file is not None and (size is None or size < rows):
+        size = min(size or rows, len(read_tokens(file, rows)))
+    return None if size is None or size >= rows else size
 
 
 def _remedies(target: Path, draft: Path | None, plan: _Plan, found: MemoryForecast) -> Iterator[Remedy]:

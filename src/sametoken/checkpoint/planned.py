@@ -45,7 +45,7 @@ Groups = list[list[int]]  # numbers of equal blocks; the first one stands for al
 
 def planned_bytes(
     directory: Path, dtype: torch.dtype, max_seq_len: int | None = None, quantization: str = "none",
-    part: RankPart = WHOLE,
+    part: RankPart = WHOLE, outputs: int | None = None,
 ) -> int:  # fmt: skip
     """Bytes of weights and rotary tables that `load.load_decoder` would hold, on the device of `planned_for`.
 
@@ -55,6 +55,7 @@ def planned_bytes(
         max_seq_len: context limit, by default the model's own.
         quantization: format for the weights of a plain checkpoint.
         part: part of a rank.
+        outputs: tokens of a narrowed decoder, see `Decoder.narrowed`; None for the vocabulary.
 
     Raises:
         CheckpointError: see `load_decoder`; or an index does not state a size.
@@ -67,10 +68,10 @@ def planned_bytes(
     gguf = (directory / LINK).exists()
     with torch.device("meta"):
         if scheme is None and not gguf:
-            return _plain(own, dtype, quantization)
+            return _plain(own, dtype, quantization, outputs)
         if scheme is not None and not gguf and absent_tensors(directory):
-            return _by_index(directory, config, own, dtype, scheme)
-        return _quantised(directory, config, own, dtype, scheme, part)
+            return _by_index(directory, config, own, dtype, scheme, outputs)
+        return _quantised(directory, config, own, dtype, scheme, part, outputs)
 
 
 def _filled(config: ModelConfig, groups: Groups, dtype: torch.dtype, quantization: str = "none") -> Decoder:
@@ -81,15 +82,17 @@ def _filled(config: ModelConfig, groups: Groups, dtype: torch.dtype, quantizatio
     return decoder
 
 
-def _plain(config: ModelConfig, dtype: torch.dtype, quantization: str) -> int:
+def _plain(config: ModelConfig, dtype: torch.dtype, quantization: str, outputs: int | None) -> int:
     """Bytes of a plain model; its blocks are equal, except that some have experts."""
     sparse = (False,) * config.num_layers if config.experts is None else config.experts.layers
     groups = [[layer for layer, each in enumerate(sparse) if each == kind] for kind in dict.fromkeys(sparse)]
     decoder = _filled(config, groups, dtype, quantization)
-    return _outside(decoder, config) + _inside(decoder, groups)
+    return _outside(decoder, config, outputs) + _inside(decoder, groups)
 
 
-def _by_index(directory: Path, config: ModelConfig, own: ModelConfig, dtype: torch.dtype, scheme: Scheme) -> int:
+def _by_index(
+    directory: Path, config: ModelConfig, own: ModelConfig, dtype: torch.dtype, scheme: Scheme, outputs: int | None
+) -> int:
     """Bytes of a part of a quantised model, from the size in the index: equal parts of the blocks, and the rest."""
     try:
         size = int(json_object(directory / INDEX)["metadata"]["total_size"])
@@ -99,12 +102,13 @@ def _by_index(directory: Path, config: ModelConfig, own: ModelConfig, dtype: tor
     blocks = size - held_bytes(whole, without=blocks_of(whole))
     if any(layer.block is not None for _, layer in scheme.layers):
         blocks += blocks // 8  # kernels have a float32 scale per 32 inputs for these
-    return _outside(rest, own) + blocks * own.num_heads // config.num_heads
+    return _outside(rest, own, outputs) + blocks * own.num_heads // config.num_heads
 
 
 def _quantised(
-    directory: Path, config: ModelConfig, own: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, part: RankPart
-) -> int:
+    directory: Path, config: ModelConfig, own: ModelConfig, dtype: torch.dtype, scheme: Scheme | None, part: RankPart,
+    outputs: int | None,
+) -> int:  # fmt: skip
     """Bytes of a part of a quantised model, from the headers of its files."""
     file = directory / LINK if (directory / LINK).exists() else directory
     rules = rules_for(config)
@@ -123,11 +127,13 @@ def _quantised(
     items = (item._replace(name=_moved(item.name, places) or "") for item in items)
     decoder = Decoder(_shortened(own, groups), dtype, None)
     load_parameters(decoder, own_part(items, config, rules, part), rules_for(own), dtype, "meta")
-    return _outside(decoder, own) + _inside(decoder, groups)
+    return _outside(decoder, own, outputs) + _inside(decoder, groups)
 
 
-def _outside(decoder: Decoder, config: ModelConfig) -> int:
+def _outside(decoder: Decoder, config: ModelConfig, outputs: int | None) -> int:
     """Bytes outside the blocks: embeddings, last norm, lm_head, rotary tables."""
+    if outputs is not None:
+        decoder = decoder.narrowed(torch.zeros(outputs, dtype=torch.int64))
     for rope in config.ropes:
         if rope is not None:
             decoder.rope_tables(torch.device("meta"), rope)

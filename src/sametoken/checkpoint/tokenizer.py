@@ -56,6 +56,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: highest token id plus one; a model may have padding rows beyond it.
+        added_ids: ids of tokens that are no result of training, `special_ids` among them.
         special_ids: ids of control tokens, which `decode` leaves out.
         bos_id: id of the token at the beginning of prompts, or None.
         eos_ids: ids that end a generation: the tokenizer's own first, then those of generation_config.json and
@@ -80,9 +81,9 @@ class Tokenizer:
             backend.token_to_id(special_tokens["bos_token"]) if "bos_token" in special_tokens else None
         )
         self.eos_ids = tuple(dict.fromkeys([*([] if own_eos is None else [own_eos]), *eos_ids]))
-        self.special_ids = frozenset(
-            index for index, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
         decoder = b"" if backend.decoder is None else backend.decoder.__getstate__()
         self._byte_level = _byte_signs() if b'"ByteLevel"' in decoder else None
         self._space_signs = SPACE_SIGN.encode() in decoder or b'"Metaspace"' in decoder

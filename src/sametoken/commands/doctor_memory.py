@@ -21,7 +21,10 @@ ALIASES = {"max_batch_size": ("--max-num-seqs",), "max_seq_len": ("--max-model-l
 ENGINE = (
     "max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization", "tensor_parallel_size",
 )  # fmt: skip
-SPECULATIVE = ("max_total_draft_tokens", "tree_top_k", "draft_window", "draft_tensor_parallel_size")
+SPECULATIVE = (
+    "max_total_draft_tokens", "tree_top_k", "draft_window", "draft_vocab_size", "draft_token_map",
+    "draft_tensor_parallel_size",
+)  # fmt: skip
 SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # for heads too
 
 

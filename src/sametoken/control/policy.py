@@ -159,7 +159,7 @@ class Policy:
     def worth(self, method: str, requests: Sequence[int], sampled: Sequence[bool]) -> Worth | None:
         """Worth of guesses of `method` in the step chosen last, for these requests; None if unknown.
 
-        Requests whose drafts were not chosen by gain, such as those of a probe, get a weight at which no guess is left out.
+        Requests whose drafts were not chosen by gain, as in a probe, get a weight at which no guess is left out.
         """
         confidence, plan = self._confidence.get(method), self._plan
         if confidence is None or method not in plan.times or not self.expected_cost:

@@ -22,8 +22,9 @@ from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
+from sametoken.checkpoint.token_ranking import draft_tokens
 from sametoken.checkpoint.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from sametoken.engine.draft_ranks import check_cut_draft, check_draft_ranks
+from sametoken.engine.draft_ranks import check_draft_model, check_draft_options
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
 from sametoken.heads.read import is_head
 from sametoken.heads.serve import LoadedDraft, load_draft
@@ -88,7 +89,7 @@ def load_models(
         speculative: settings of drafts, which may state the kind of the draft.
     """
     speculative = speculative or SpeculativeConfig()
-    check_draft_ranks(draft, config.tensor_parallel_size, speculative.draft_tensor_parallel_size)
+    check_draft_options(draft, config.tensor_parallel_size, speculative)
     started = _started_ranks(config)
     directory = target_directory(
         model, revisions[0], lambda place: _tokenizer(place, _plan(model, place, config).stated, config)
@@ -97,27 +98,30 @@ def load_models(
     tokenizer = _in_thread(lambda: _tokenizer(directory, plan.stated, config))
     place = None
     if draft is not None:
-        tokens = directory if config.tokenizer is None else None
-        check = partial(_check_draft, target=tokens, plan=plan, tokenizer=tokenizer)
+        own = directory if config.tokenizer is None else None
+        check = partial(_check_draft, target=own, plan=plan, tokenizer=tokenizer)
         place = draft_directory(draft, revisions[1], check)
         if not is_head(place):
             check(place)
+        check_draft_model(place, config.tensor_parallel_size, speculative)
     draft_rope = None if place is None else _rope_of_draft(place, directory, config)
     ranks, part, draft_part = None, RankPart(), RankPart()
     if config.tensor_parallel_size > 1:
         tokenizer.result()  # its errors are raised before other processes start
         also = None
         if place is not None and draft is not None and speculative.draft_tensor_parallel_size > 1:
-            check_cut_draft(place, config.tensor_parallel_size)
             also = (draft, revisions[1], place)
         ranks = _ranks((model, revisions[0], directory), also, plan, config, started, draft_rope)
         part = RankPart(0, ranks.place.size)
         draft_part = part if also else draft_part
     guesser: LoadedDraft | None = None
     if place is not None:
+        rows = plan.stated.vocab_size
+        tokens = draft_tokens(tokenizer.result(), rows, speculative) if speculative.narrows else None
         guesser = load_draft(
             place, replace(plan.stated, max_position=plan.limit), plan.dtype, plan.device, config.draft_quantization,
             plan.deterministic, speculative.method, draft_part, cache=config.weight_cache, rope_scaling=draft_rope,
+            tokens=tokens,
         )  # fmt: skip
         part = part._replace(whole_head=ranks is not None and guesser.reads_target_head)
     try:

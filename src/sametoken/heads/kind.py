@@ -121,9 +121,11 @@ class Weighted(ABC):
 
     Attributes:
         shortens: true if the drafter may read a part of a long text, see `drafters.reading`.
+        narrows: true if the drafter maps the outputs of a narrowed decoder to tokens, see `Decoder.narrowed`.
     """
 
     shortens = False
+    narrows = False
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sametoken.checkpoint.hub import read_json
 from sametoken.checkpoint.load import WHOLE, load_decoder, refuse_to_round_again
 from sametoken.drafters.base import Drafter
+from sametoken.errors import ConfigError
 from sametoken.heads.kind import CacheFor, Weighted
 from sametoken.heads.read import is_head, read_head
 from sametoken.heads.registry import draft_model, head_kind, weighted
@@ -76,6 +78,7 @@ def load_draft(
     *,
     cache: bool = False,
     rope_scaling: Mapping[str, Any] | None = None,
+    tokens: Tensor | None = None,
 ) -> LoadedDraft:
     """Load the head or the draft model of a directory.
 
@@ -86,10 +89,11 @@ def load_draft(
         method: method that the user named, which may determine the kind of a draft model.
         part: part of a draft model in this process.
         cache, rope_scaling: of a draft model, see `load_decoder`.
+        tokens: ids [N] that a draft model guesses, None for the vocabulary.
 
     Raises:
         ConfigError: the distribution of the kind that the user or the files name is broken, or quantised weights would
-            be quantised again.
+            be quantised again, or the kind of a draft model has all tokens.
     """
     if method in MODEL_METHODS:
         weighted(method)
@@ -100,8 +104,10 @@ def load_draft(
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)
     kind = weighted(draft_model(read_json(directory / "config.json") or {}, method).name)
+    if tokens is not None and not kind.narrows:
+        raise ConfigError(f"{directory} is {kind.kind.what}, which guesses all tokens; leave out draft_vocab_size")
     decoder = load_decoder(
         directory, dtype, device, target.max_position, quantization, part, cache=cache, rope_scaling=rope_scaling
     )
     decoder.set_deterministic(deterministic)
-    return LoadedDraft(kind, decoder)
+    return LoadedDraft(kind, decoder if tokens is None else decoder.narrowed(tokens.to(device)))

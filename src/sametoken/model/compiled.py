@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sametoken.control.worth import Worth
@@ -138,7 +137,8 @@ class Compiled:
             chunks=config.chunked, wide_rotation=config.rope.wide, rotated_norm=config.rotated_norm,
             sum=exchange and exchange.sum, ranks=exchange and exchange.ranks,
         )  # fmt: skip
-        ids = F.pad(parts.ids.to(torch.int32), (0, -len(parts.ids) % LANES))
+        self._ids = ids = torch.zeros(-(-len(parts.ids) // LANES) * LANES, dtype=torch.int32)
+        ids[: len(parts.ids)] = parts.ids
         norm = None if parts.norm is None else parts.norm.weight.detach()
         begins = None if parts.columns is None else torch.tensor(parts.columns.begins)
         self._output = struct_of(
@@ -148,6 +148,10 @@ class Compiled:
         )  # fmt: skip
         self._kept = (tables, scales, layers, experts, ids, join, calls, begins)  # targets of the structures' pointers
         self._nbytes = sum(packed(linear).nbytes for block in parts.blocks for linear in linears_of(block))
+
+    def rename_outputs(self, places: Tensor, ids: Tensor) -> None:
+        """Set the tokens `ids` [N] of the outputs `places` [N] of the head."""
+        self._ids[places] = ids.to(torch.int32)
 
     def _run(self, tokens: Tensor, x: Tensor, cache: KVCache, view: View, taps: Sequence[Tensor | None]) -> Tensor:
         kept = [(span, span.ancestor_mask.contiguous()) for span in view.spans]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -92,9 +93,12 @@ class Decoder(nn.Module):
 
     Attributes:
         ranks: processes that compute together, see `join`; None for one process.
+        outputs: [N] int64 tokens whose logits are computed, see `narrowed`; None for the vocabulary.
     """
 
+    whole_head: Linear
     ranks: Ranks | None = None
+    outputs: Tensor | None = None
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> None:
         super().__init__()
@@ -118,7 +122,9 @@ class Decoder(nn.Module):
         columns = self.config.columns
         if columns is not None and head.out_features > len(columns.own):  # the head has all outputs
             columns = None
-        ids = torch.arange(head.out_features if columns is None else columns.begins[-1])
+        ids = self.outputs
+        if ids is None:
+            ids = torch.arange(head.out_features if columns is None else columns.begins[-1])
         parts = Parts(
             self.config, blocks_of(self), self.rope_tables, self.embed, self.norm, head, ids,
             self.config.logits_scale, self.config.logits_cap, self.ranks, columns,
@@ -133,6 +139,27 @@ class Decoder(nn.Module):
     def output_head(self) -> Linear | None:
         """Linear of `project`: the output head, or the tied embedding's, which is None if it has no copy."""
         return self.embed.head if self.head is None else self.head
+
+    def narrowed(self, ids: Tensor) -> Decoder:
+        """Copy that computes the logits of the tokens `ids` [N] int64 alone, in that order; weights are shared.
+
+        The rows of its output head are a copy, with the bits of the whole head.
+        """
+        found = copy(self)
+        found.__dict__.pop("native", None)
+        found._modules = {**self._modules}
+        found.whole_head = self.embed.whole_head if self.head is None else self.head
+        found.head, found.outputs = found.whole_head.selected(ids), ids
+        return found
+
+    def exchange_outputs(self, places: Tensor, ids: Tensor) -> None:
+        """Replace the tokens at `places` [N] int64 of a narrowed decoder's `outputs` by `ids` [N]."""
+        assert self.outputs is not None
+        assert self.head is not None
+        self.head.replace_outputs(places, self.whole_head, ids)
+        self.outputs[places] = ids
+        if self.native is not None:
+            self.native.rename_outputs(places, ids)
 
     @property
     def least_rows(self) -> int:

@@ -16,6 +16,7 @@ from sametoken.kernels.cpu.variant import library
 from sametoken.kernels.devices import device_type
 from sametoken.model.formats.base import UnpackedWeight, WeightFormat
 from sametoken.model.formats.coded import Coded, alike, differs, joined, packed
+from sametoken.model.formats.coded_packing import move_outputs, selected
 from sametoken.model.formats.packing import Tiles, pack_bfloat16, packed_weight, pair_tiles
 from sametoken.model.formats.straight import TrainedForm
 from sametoken.model.product import can_pack, linear
@@ -139,6 +140,41 @@ class Linear(nn.Module):
         self.native, self._library = packed, library()
         del self.weight
 
+    def selected(self, ids: Tensor) -> Linear:
+        """Layer with the outputs `ids` [N] int64 alone, in that order; packed weights are not rounded again."""
+        with torch.device("meta"):
+            found = Linear(self.in_features, len(ids), False, torch.float32, self.format, wide=self.wide)
+        found.deterministic, found._library = self.deterministic, self._library
+        found.bias = None if self.bias is None else nn.Parameter(self.bias[ids], requires_grad=False)
+        if self.native is not None:
+            found.native = selected(self.native, ids)
+        elif self.stored is not None:
+            found.stored = UnpackedWeight(self.stored.values[ids], self.stored.scale[ids])
+        elif self.coded is not None:
+            found.coded = self.coded.outputs(ids)
+        else:
+            found.weight = nn.Parameter(self._plain()[ids], requires_grad=False)
+            return found
+        del found.weight
+        return found
+
+    def replace_outputs(self, places: Tensor, source: Linear, ids: Tensor) -> None:
+        """Replace the outputs `places` [N] int64 of a layer from `source.selected` by the outputs `ids` of `source`."""
+        if self.bias is not None and source.bias is not None:
+            self.bias[places] = source.bias[ids]
+        if self.native is not None and source.native is not None:
+            move_outputs(source.native, ids, self.native, places)
+        elif self.stored is not None and source.stored is not None:
+            for own, other in zip(self.stored, source.stored, strict=True):
+                own[places] = other[ids]
+        elif self.coded is not None and source.coded is not None:
+            self.coded.replace_outputs(places, source.coded.outputs(ids))
+        else:
+            self.weight[places] = source._plain()[ids]
+
+    def _plain(self) -> Tensor:
+        return self.weight.to_dense() if self.weight.is_mkldnn else self.weight
+
     @property
     def matrix(self) -> Tensor:
         """Matrix [out, in] of a training forward."""
@@ -261,6 +297,15 @@ class Embedding(nn.Module):
                 self.weight = packed.parts["data"]
         if self.tied:
             self.head = head
+
+    @property
+    def whole_head(self) -> Linear:
+        """Output head of a tied model, whose weight is shared where it has no copy."""
+        if self.head is not None:
+            return self.head
+        found = self._new_head()
+        found.weight, found.deterministic = self.weight, self.deterministic
+        return found
 
     def _new_head(self) -> Linear:
         return Linear(self.size, len(self.scored), False, self.dtype, self.format)

@@ -106,6 +106,14 @@ class SpeculativeConfig(Settings):
     draft_window: Positive = 512
     """for draft_target: number of last tokens that a draft model reads of a text that is longer, beside its first 4. It
     reads a text whole that is shorter or mostly read."""
+    draft_vocab_size: Positive | None = None
+    """for draft_target: number of tokens that a draft model guesses among: special tokens, those that texts use most,
+    and in one half of the places those of recent texts. A guess reads as many rows of the output layer. Without it:
+    all tokens."""
+    draft_token_map: Annotated[str | None, Elsewhere("sglang speculative_token_map")] = None
+    """for draft_target: file of the tokens that texts use, the most used first: a list of ids or an object of counts by
+    id (.json), or a tensor of ids (.pt). A draft model guesses among the first draft_vocab_size of them, or among all.
+    Without it: the order in which the tokenizer's training found them."""
     draft_tensor_parallel_size: Annotated[Positive, Elsewhere("vllm draft_tensor_parallel_size")] = 1
     """number of processes that compute a draft model: 1, or as many as compute the target, each a part of it. 1 is
     faster for most drafts; more are for a draft that one process cannot hold. A head is computed by one."""
@@ -121,6 +129,12 @@ class SpeculativeConfig(Settings):
                 raise ConfigError(f"SpeculativeConfig.{alias} = {given!r}: expected a whole number above {roots}")
             values[name] = given - roots
         super().__init__(**values)
+
+    @property
+    def narrows(self) -> str:
+        """Options that leave out tokens of a draft model's vocabulary, as the user gave them; "" without."""
+        given = {"draft_vocab_size": self.draft_vocab_size, "draft_token_map": self.draft_token_map}
+        return " and ".join(f"{name} {value}" for name, value in given.items() if value is not None)
 
     @property
     def longest(self) -> int:

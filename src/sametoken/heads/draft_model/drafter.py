@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sametoken.control.worth import Worth
+from sametoken.drafters.base import ANYONE, RowOrigin
 from sametoken.drafters.reading import TextWindow
 from sametoken.drafters.rows import GrowingDrafter
+from sametoken.heads.draft_model.vocabulary import RecentTokens
 from sametoken.model.compiled_guesses import Committed, Guesses, TreeBounds
 from sametoken.model.decoder import Decoder
 from sametoken.runtime.cache import KVCache, Span
@@ -23,9 +25,9 @@ class DraftModelGuesser:
     """`drafters.growing.Guesser` of a decoder, whose slots read tokens alone."""
 
     lag = 0
-    ids: Tensor | None = None
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self.ids = decoder.outputs
         self.decoder, self.cache, self.vocabulary = decoder, decoder.owns(cache), decoder.config.vocab_size
 
     def guess(self, read: Committed, limits: Sequence[int], sampling: Sampling, worth: Worth | None) -> Guesses | None:
@@ -62,5 +64,19 @@ class DraftModelDrafter(GrowingDrafter):
         self, decoder: Decoder, cache: KVCache, *, max_draft_len: int, branches: int = 1, budget: int | None = None,
         window: TextWindow | None = None,
     ) -> None:  # fmt: skip
+        outputs = decoder.outputs
+        branches = branches if outputs is None else min(branches, len(outputs))
         super().__init__(DraftModelGuesser(decoder, cache), max_draft_len, branches, budget, window)
-        self.decoder = decoder
+        self.decoder, self.vocabulary = decoder, None if outputs is None else RecentTokens(decoder, outputs)
+
+    def admit(self, row: int, cached: Sequence[int], draft_cached: int = 0, origin: RowOrigin = ANYONE) -> None:
+        super().admit(row, cached, draft_cached, origin)
+        if self.vocabulary is not None:
+            self.vocabulary.admit(origin.owner)
+            self.vocabulary.learn(cached)
+
+    def observe(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], features: Tensor | None) -> None:
+        super().observe(rows, tokens, features)
+        if self.vocabulary is not None:
+            for each in tokens:
+                self.vocabulary.learn(each)

@@ -15,6 +15,7 @@ class DraftModel(Weighted):
     """Kind of drafts that are smaller decoders with the target's tokenizer."""
 
     shortens = True
+    narrows = True
 
     def cached_layers(self, module: Decoder) -> ModelConfig:
         return module.config

@@ -31,7 +31,7 @@ from sametoken.kernels.cpu.structures import CodedRows, struct_of
 from sametoken.kernels.cpu.variant import library
 from sametoken.model.formats.base import ROW_BLOCK, UnpackedWeight, block_product
 from sametoken.model.formats.bits import join_bits, split_bits
-from sametoken.model.formats.coded_packing import pack_codes
+from sametoken.model.formats.coded_packing import indexable, pack_codes
 from sametoken.model.formats.int8 import Int8
 from sametoken.model.formats.packing import padded_outputs, quads
 from sametoken.model.product import linear
@@ -114,6 +114,13 @@ class Coded:
         """Outputs at `index` [out] int64, in that order; a slice is not copied."""
         moved: dict[str, Any] = {name: value[index] for name, value in self._tensors().items() if name != "order"}
         return replace(self, **moved)
+
+    def replace_outputs(self, places: Tensor, other: Coded) -> None:
+        """Replace the outputs `places` [N] int64 by those of `other`, which has N in the same format."""
+        given = other._tensors()
+        for name, value in self._tensors().items():
+            if name != "order":
+                indexable(value)[places] = indexable(given[name])
 
     def part_of_inputs(self, share: range, count: int) -> Coded:
         """Inputs of `share`, one of `count` equal parts.

@@ -21,8 +21,9 @@ from sametoken.kernels.cpu.library import (
     INT8_WEIGHT_ONLY,
     PackedWeight,
 )
+from sametoken.kernels.cpu.memory import new_memory
 from sametoken.kernels.cpu.structures import FINITE_FP8, NIBBLE_QUADS, NIBBLES, address
-from sametoken.model.formats.packing import WIDTH, Tiles, packed_weight, padded_outputs, pairs, wide
+from sametoken.model.formats.packing import TILE, WIDTH, Tiles, packed_weight, padded_outputs, pairs, wide
 from sametoken.model.formats.packing import quads as flipped_quads
 
 SCALES = {dtype: i for i, dtype in enumerate(
@@ -95,6 +96,34 @@ def restored(kind: int, shape: tuple[int, int], group: int, parts: Mapping[str, 
         return packed_weight(kind, shape, data, scale=parts.get("scale"), bias=bias, group=group)
     own = {name: part for name, part in parts.items() if name not in ("data", "bias")}
     return coded_weight(kind, shape, data, group, bias, **{"scale": parts["scale"], **own})
+
+
+def selected(packed: PackedWeight, ids: Tensor) -> PackedWeight:
+    """Weight with the outputs `ids` [N] int64 alone, in that order; its numbers are copied as they are."""
+    weight, padded = packed.weight, torch.cat([ids, ids[-1:].expand(-len(ids) % TILE)])
+    parts = stored_parts(packed)
+    for name, part in parts.items():
+        if name != "order":
+            shape = (len(padded),) if part.dim() == 1 else (len(padded) // TILE, *part.shape[1:])
+            parts[name] = new_memory(shape, part.dtype, part.device)
+    found = restored(weight.format, (len(ids), weight.inputs), weight.group, parts)
+    move_outputs(packed, padded, found, torch.arange(len(padded), device=ids.device))
+    return found
+
+
+def move_outputs(source: PackedWeight, ids: Tensor, target: PackedWeight, places: Tensor) -> None:
+    """Copy the outputs `ids` [N] int64 of a weight to the outputs `places` [N] of one of equal format and inputs."""
+    for name in stored_parts(source):
+        part, found = (indexable(each.parts[name]) for each in (source, target))
+        if name != "order" and part.dim() == 1:
+            found[places] = part[ids]
+        elif name != "order":
+            found[places // TILE, :, places % TILE] = part[ids // TILE, :, ids % TILE]
+
+
+def indexable(x: Tensor) -> Tensor:
+    """View in a dtype that torch can assign by index: bytes in place of 8-bit floats."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def words(*parts: Tensor) -> Tensor:
