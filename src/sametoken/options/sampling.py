@@ -314,20 +314,9 @@ class SamplingParams:
         chosen = dict(_known("sampling parameter", values, cls))
         if isinstance(chosen.get("logit_bias"), Mapping):
             chosen["logit_bias"] = {_int_of_digits(key): value for key, value in chosen["logit_bias"].items()}
-        if isinstance(chosen.get("speculative"), Mapping):
-            chosen["speculative"] = RequestSpeculation(
-                **_known("speculative parameter", chosen["speculative"], RequestSpeculation)
-            )
-        if isinstance(chosen.get("structured_outputs"), Mapping):
-            chosen["structured_outputs"] = StructuredOutputs(
-                **_known("structured output", chosen["structured_outputs"], StructuredOutputs)
-            )
-        if isinstance(chosen.get("thought_bound"), Mapping):
-            chosen["thought_bound"] = ThoughtBound(
-                **_known("sampling parameter", chosen["thought_bound"], ThoughtBound)
-            )
-        if isinstance(chosen.get("shaping"), Mapping):
-            chosen["shaping"] = Shaping(**_known("sampling parameter", chosen["shaping"], Shaping))
+        for name, (kind, owner) in NESTED.items():
+            if isinstance(chosen.get(name), Mapping):
+                chosen[name] = owner(**_known(kind, chosen[name], owner))
         return cls(**chosen)
 
 
@@ -343,5 +332,12 @@ def _int_of_digits(key: object) -> object:
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
 
 
+# Parameters that are mappings in JSON, each with its name in errors and its class.
+NESTED: Mapping[str, tuple[str, type[Any]]] = {
+    "speculative": ("speculative parameter", RequestSpeculation),
+    "structured_outputs": ("structured output", StructuredOutputs),
+    "thought_bound": ("sampling parameter", ThoughtBound),
+    "shaping": ("sampling parameter", Shaping),
+}
 # Parameters that a model's generation_config.json may set, as in vLLM.
 RECOMMENDED = tuple(name for name, option in declared(SamplingParams).items() if option.shown.recommended)

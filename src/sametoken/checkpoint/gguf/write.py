@@ -1,4 +1,7 @@
-"""Writer of GGUF files: metadata, names and order of rows; the reverse of `config` and `container`."""
+"""Writer of GGUF files: metadata, tokenizer, names and order of rows; the reverse of `config` and `container`.
+
+The tokenizer of the metadata is read again, and must split texts like that of the checkpoint.
+"""
 
 from __future__ import annotations
 

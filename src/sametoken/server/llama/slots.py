@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from sametoken.engine.request import Request, salt_of
 from sametoken.engine.saved import give, keep, read, write
 from sametoken.errors import DataError
+from sametoken.options.speculation import NO_DRAFT
 from sametoken.server.api import Api
 from sametoken.server.errors import ApiError, not_supported
 from sametoken.server.exchange import CURRENT
@@ -121,7 +122,7 @@ class SlotApi(Api):
         found = []
         for slot in range(llm.engine.max_batch_size):
             request = busy.get(slot)
-            about: dict[str, Any] = {"id": slot, "n_ctx": llm.max_seq_len, "speculative": llm.method != "none",
+            about: dict[str, Any] = {"id": slot, "n_ctx": llm.max_seq_len, "speculative": llm.method != NO_DRAFT,
                      "is_processing": request is not None}  # fmt: skip
             if request is not None:
                 about["id_task"] = request.id
