@@ -49,9 +49,11 @@ KINDS: dict[str | None, str] = {"draft": "draft_target", "eagle3": "eagle3", "ea
 FREE = ("ngram", "suffix", "none", "auto", None)
 # Several ranks are processes, seconds to start: tests of the room `parallel` vary them.
 RANKS = {"tensor_parallel_size", "tensor_parallel_check", "draft_tensor_parallel_size"}
+# A token map is a file: tests/checkpoint/test_token_ranking.py and tests/engine/test_narrowed.py write some.
 # RoPE by option changes the target: tests/engine/test_rope_scaling.py compares plain and speculative with it.
 FIXED = {
     "device",
+    "draft_token_map",
     "rope_scaling",
     "deterministic",
     "cuda_graphs",
@@ -169,7 +171,7 @@ def draw_round(luck: random.Random) -> Round:
         "suffix_decoding_max_cached_requests": luck.choice([0, 1, 10_000]),
         "suffix_decoding_max_spec_factor": luck.choice([0.5, 1.0, 4.0]),
         "suffix_decoding_min_token_prob": luck.choice([0.0, 0.1, 0.9]), "draft_window": luck.choice([1, 4, 512]),
-        **limits,
+        "draft_vocab_size": luck.choice([None, 20, 60, 10**6]) if draft == "draft" else None, **limits,
     }  # fmt: skip
     engine = {
         "dtype": luck.choice(["float32", "bfloat16", "auto"]), "quantization": luck.choice(FORMATS),
