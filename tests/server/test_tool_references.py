@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from sametoken import LLM, SamplingParams
+from sametoken import LLM, RequestError, SamplingParams
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.server.tools import call_tag
 
@@ -60,3 +60,23 @@ def test_arguments_follow_the_schema_of_their_tool(llm: LLM, kind: str, tagged: 
         jsonschema_rs.validate(schemas[call["name"]], call["arguments" if tagged else "parameters"])
         found += 1
     assert found or kind == "own root"  # whose texts seldom end, and which compiled
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "its references go round in a circle; correct"),
+        ({"allOf": [{"$ref": "#"}, {}]}, "its references go round in a circle; correct"),
+        ({"$ref": "#/$defs/b"}, r"\$ref: got \"#/\$defs/b\", expected a part of the same schema; nothing is fetched"),
+        ({"$ref": "file:///etc/passwd"}, "nothing is fetched"),
+        ({"type": "objekt"}, "^structured_outputs: Invalid type: objekt; correct or simplify it$"),
+        ({"allOf": [{"type": "string"}, {"type": "null"}]}, "^structured_outputs: Unsatisfiable schema"),
+        ({"if": {}, "then": {}}, '^structured_outputs: Unimplemented keys: \\["if", "then"\\]'),
+        ({"type": "string", "pattern": "("}, "regex parse error: .* unclosed group; correct or simplify it$"),
+    ],
+)
+def test_a_schema_that_makes_no_grammar_is_refused_in_words(llm: LLM, parameters: dict[str, Any], words: str) -> None:
+    form = StructuredOutputs(structural_tag=call_tag([{"name": "send", "parameters": parameters}], tagged=True))
+    with pytest.raises(RequestError, match=words) as refused:
+        llm.generate("Call it.", SamplingParams(structured_outputs=form, max_tokens=4))
+    assert not any(part in str(refused.value) for part in ("%json", "start:", "send", "NoExtension"))

@@ -92,7 +92,7 @@ def closed(schema: Any) -> Any:
     """Schema with closed objects and without identifiers; each reference names a place in its `$defs`.
 
     Raises:
-        ValueError: a reference leads out of the schema, or there is too much to close.
+        ValueError: a reference leads out of the schema or round in a circle, or there is too much to close.
     """
     return _Writer(schema).whole() if isinstance(schema, dict) else schema
 
@@ -109,6 +109,7 @@ class _Writer:
         self._base = ""
         self._places: dict[str, tuple[Any, str]] = {}  # schemas by their identifiers
         self._facts: dict[tuple[int, str], Listed] = {}
+        self._within: tuple[tuple[int, str], ...] = ()  # schemas that hold together, down to the one that is read
         self._names: dict[tuple[Any, ...], str] = {}  # names in `$defs`, by schema and context
         self._defs: dict[str, Any] = {}
         self._index(root, "")
@@ -193,7 +194,9 @@ class _Writer:
 
     def _either(self, schemas: Sequence[Any], base: str) -> Listed:
         """Facts of a part of which one of several schemas holds."""
+        within, self._within = self._within, ()
         facts = [self._listed(each, base) for each in schemas]
+        self._within = within
         types = frozenset[str]().union(*(each.types for each in facts))
         least = min((each.least for each in facts), default=0)
         return replace(_together(facts), required=frozenset(), texts={}, types=types, least=least)
@@ -204,9 +207,13 @@ class _Writer:
             return NOTHING
         base = _base_within(schema, base)
         key = (id(schema), base)
+        if key in self._within:
+            raise ValueError("no text satisfies the schema, since its references go round in a circle")
         if key not in self._facts:
             self._facts[key] = NOTHING
+            self._within += (key,)
             self._facts[key] = _together([facts for _, facts in self._parts(schema, base)])
+            self._within = self._within[:-1]
         self._spend(1 + len(self._facts[key].names))
         return self._facts[key]
 

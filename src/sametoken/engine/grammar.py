@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 import time
 from collections import OrderedDict, deque
@@ -34,6 +35,9 @@ MASK_SECONDS = 0.05  # CPU time for the mask of one token, during which other st
 DRAFT_SECONDS = 0.01  # CPU time for the masks of a row's draft in one step; further nodes are not accepted
 MOST_TRIED = 256  # kept results of trials
 EMPTY = "NoExtensionBias"  # in llguidance's error for a grammar that cannot begin
+# In llguidance's errors for schemas within grammars, which this package wrote.
+PLACE = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
+LISTING = re.compile(r"\n +\d+ \|.*", re.DOTALL)
 STARTS = threading.Lock()  # held while the stack size, a setting of the process, is changed
 
 
@@ -214,7 +218,9 @@ class TokenGrammar:
         return bits.flatten(1)[:, : self._vocab_size].bool()
 
     def _fail(self, words: str) -> None:
-        if self.failure is None:
+        if EMPTY in words:
+            self.failure = self.failure or _refusal(words)
+        elif self.failure is None:
             self.failure = RequestError(f"the grammar could not be enforced: {words}", field="structured_outputs")
 
     def _mask(self, path: list[int]) -> bytes:
@@ -274,7 +280,7 @@ def _with_stack(work: Callable[[], T]) -> T:
 def _refusal(words: str) -> RequestError:
     if EMPTY in words:
         words = "no text satisfies it: its parts contradict each other, or its references or rules go round in a circle"
-    words = " ".join(words.split())[:300]
+    words = " ".join(LISTING.sub("", PLACE.sub("", words)).split())[:300]
     return RequestError(words, field="structured_outputs", advice="correct or simplify it")
 
 
