@@ -87,7 +87,7 @@ def sides(chosen: argparse.Namespace) -> dict[str, list[str]]:
         how = json.dumps({"method": "draft_model", "model": chosen.draft_bf16, "num_speculative_tokens": DRAFT_LEN})
         found["vLLM draft"] = [*theirs, "--dtype=bfloat16", f"--speculative-config={how}"]
     if chosen.transformers:
-        found["transformers plain"] = [chosen.transformers, "serve", chosen.target_bf16, "--continuous-batching"]
+        found["transformers plain"] = [chosen.transformers, "serve", chosen.target_bf16]
     return {name: command for name, command in found.items() if not chosen.only or name in chosen.only}
 
 
