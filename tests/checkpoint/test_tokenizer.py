@@ -13,7 +13,13 @@ from tokenizers import Tokenizer as Backend
 
 from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, RequestError
+from sametoken.errors import (
+    CheckpointError,
+    ConfigError,
+    DraftMismatchError,
+    PromptTooLongError,
+    RequestError,
+)
 from speakers import BACKENDS, SPECIAL, byte_fallback, byte_level
 
 TEXTS = [
@@ -336,3 +342,22 @@ def test_draft_with_another_vocabulary_is_refused_at_the_first_difference(
 ) -> None:
     with pytest.raises(DraftMismatchError, match=words):
         check_same_tokenizer(*pair(tmp_path, change, settings))
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_a_text_far_beyond_the_context_is_refused_by_its_beginning(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = BACKENDS[name]()
+    backend.add_tokens(["x" * 4_000])  # by its bytes alone, any text below may be short
+    tokenizer = load_tokenizer(save(tmp_path, backend, {}))
+    assert tokenizer is not None
+    seen, encode = list[int](), tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, **options: seen.append(len(text)) or encode(text, **options))
+    text = "The dog jumps. " * 20_000
+    with pytest.raises(PromptTooLongError, match=r"at least \d+ tokens") as caught:
+        tokenizer.check_length(text, 100, "send less")
+    assert caught.value.tokens <= len(encode(text))
+    assert sum(seen) < 0.01 * len(text)
+    tokenizer.check_length(" " * 2_500, 2_000, "send less")  # may fit, so that nothing is tokenised yet
+    assert len(seen) == 1

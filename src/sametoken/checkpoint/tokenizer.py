@@ -47,6 +47,7 @@ FILES = ("tokenizer*", "vocab.json", "*.model", "*.tiktoken")
 LONG_TEXT = 20_000  # characters; while longer texts are tokenised, other threads run
 
 SHRINKS = 4  # greatest factor by which normalisation shortens a text
+BEGINNING = 16  # characters per token of the context that are tokenised first of a much longer text
 WORDS = "Hello, world: it's 2024!\n\t\u00e9 \u6f22\u5b57"  # text on which every tokenizer is tried
 MOST_TOKENS = 256  # most tokens of this text, with special tokens
 
@@ -195,7 +196,7 @@ class Tokenizer:
             raise RequestError(f"the text has {size} bytes, expected at most {most}", advice="send it in parts")
 
     def check_length(self, text: str, context: int, remedy: str) -> None:
-        """Check by its bytes alone that a text may fit the context, to save seconds of tokenisation.
+        """Check by its size and its beginning that a text may fit the context, to save seconds of tokenisation.
 
         Args:
             context: number of tokens that fit.
@@ -207,6 +208,9 @@ class Tokenizer:
         if len(text) <= context:
             return
         tokens = len(text.encode(errors="replace")) // (self._longest * SHRINKS)
+        if tokens <= context and len(text) > 2 * BEGINNING * context:
+            # Only the last word of the beginning may be tokenised in another way than in the whole text.
+            tokens = len(self.encode(text[: BEGINNING * context], add_special_tokens=False)) // 2
         if tokens > context:
             raise PromptTooLongError.of(tokens, context, remedy, at_least=True)
 
