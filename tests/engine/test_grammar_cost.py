@@ -39,15 +39,22 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-@pytest.mark.parametrize("count", [20, 50, 2000])
-def test_many_patterns_at_once_are_refused_within_two_seconds(grammars: Grammars, count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (20, r"takes more than 1\.2 s or 256 MiB"),
+        (50, r"takes more than 1\.2 s or 256 MiB"),
+        (2000, "too many properties in too many combinations"),
+    ],
+)
+def test_many_patterns_at_once_are_refused_within_two_seconds(grammars: Grammars, count: int, words: str) -> None:
     begin, before = time.monotonic(), resident()
-    with pytest.raises(RequestError, match=r"takes more than 1\.2 s or 256 MiB; correct or simplify it"):
+    with pytest.raises(RequestError, match=f"{words}; correct or simplify it"):
         grammars.compile(StructuredOutputs(json=conjunction(count)))
     assert time.monotonic() - begin < 2
     assert resident() - before < 100
     again = time.monotonic()
-    with pytest.raises(RequestError, match="takes more than"):
+    with pytest.raises(RequestError, match=words):
         grammars.compile(StructuredOutputs(json=conjunction(count)))
     assert time.monotonic() - again < 0.1
 
@@ -112,5 +119,5 @@ def test_a_trial_that_cannot_begin_is_an_error_of_the_moment(
     "schema", [{"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}]
 )
 def test_references_in_a_circle_are_named(grammars: Grammars, schema: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=r"no text satisfies it: .*go round in a circle"):
+    with pytest.raises(RequestError, match="no text satisfies the schema, since its references go round in a circle"):
         grammars.compile(StructuredOutputs(json=schema))
