@@ -155,9 +155,9 @@ class Server:
                     learns.saw_feed(method, each.unread, seconds)
                 each.unread = 0
             found[method] = made, next((k for k in range(made) if each.luck.random() >= each.chances[method]), made)
-        for methods in {*((method,) for method in found), tuple(sorted(found))} - {()}:
-            if not learns:
-                break
+        if learns is None or not found:
+            return found
+        for methods in {*((method,) for method in found), tuple(sorted(found))}:
             if len(methods) == 1 or draft.joined or not any(map(runs_model, methods)):
                 made, right = (max(found[method][which] for method in methods) for which in (0, 1))
                 learns.learn(methods, [i], [draft.limit], [made], [right])
