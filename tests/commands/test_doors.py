@@ -99,7 +99,7 @@ def test_what_vllm_means() -> None:
     said = ["m", "--max-model-len", "4k", "--seed", "0", "--served-model-name", "a", "b", "--dtype", "half"]
     passage = vllm([*said, "--override-generation-config", '{"top_k": 3}', "--compilation-config.mode", "3"], {})
     words = " ".join(passage.words)
-    for part in ("m ", "--max-seq-len 4000", "--served-model-name a --served-model-name b", '{"top_k": 3}'):
+    for part in ("m ", "--max-model-len 4000", "--served-model-name a --served-model-name b", '{"top_k": 3}'):
         assert part in words
     assert passage.idle[0] == "--seed 0"
     assert any("compilation" in each for each in passage.idle)
@@ -282,6 +282,8 @@ def test_rope_that_is_refused(door: Door, words: str, said: str) -> None:
         "llama-server -np 2 --max-batch-size 3",
         "llama-server -c 512 --max-seq-len 600",
         "llama-server -ub 64 --max-num-tokens 128",
+        "vllm serve --max-num-seqs 2 --max-batch-size 3",
+        "vllm serve --max-model-len 2k --max-seq-len 600",
     ],
 )
 def test_an_option_and_ours_for_it_exclude_each_other(capfd: pytest.CaptureFixture[str], words: str) -> None:

@@ -14,10 +14,11 @@ from sametoken.dialects.vllm import read_json
 from sametoken.dialects.vllm_door import RULES
 from sametoken.errors import ConfigError, found_wrong, unknown_name
 from sametoken.options.engine import EngineConfig, KVCacheConfig, ModelSettings
-from sametoken.options.serving import CACHE, OPTIONS
+from sametoken.options.serving import CACHE, OPTIONS, elsewhere
 from sametoken.options.speculation import SpeculativeConfig
 
 ENGINE = {*EngineConfig.model_fields, *(CACHE + name for name in KVCacheConfig.model_fields)}
+OURS = elsewhere("vllm-serve")  # our names of options that `sametoken serve` takes by vLLM's names too
 GROUPS = (ENGINE, {*ModelSettings.model_fields}, {*SpeculativeConfig.model_fields})
 ROWS = {name[2:].replace("-", "_"): row for row in table("vllm") for name in row.names if name.startswith("--")}
 
@@ -121,10 +122,12 @@ def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
     while left:
         name, equals, stated = left.pop(0).partition("=")
         name = name.lstrip("-").replace("-", "_")
+        option = name.removeprefix("no_")
+        option = OURS.get(option, option)
         if equals or (left and not left[0].startswith("--")):
-            yield name, stated if equals else left.pop(0)
+            yield option, stated if equals else left.pop(0)
         else:
-            yield (name.removeprefix("no_"), "false") if name.startswith("no_") else (name, "true")
+            yield option, "false" if name.startswith("no_") else "true"
 
 
 def _typed(option: str, stated: str, origin: str) -> Any:

@@ -62,8 +62,8 @@ def vllm(arguments: Sequence[str], environ: Mapping[str, str]) -> Passage:
         file, to = to.seen["file"], Passage(seen={"host": "0.0.0.0", "origins": "[]", "reasoning": "none"})
         words = [*_of_file(file, bool(arguments) and not arguments[0].startswith("-")), *arguments]
         read(table("vllm"), words, environ, RULES, to, WHOLE)
-    if to.seen.get("long", "").lower() in TRUE and "--max-seq-len" in to.words and not to.rope:
-        to.rope["max_position_embeddings"] = int(to.words[to.words.index("--max-seq-len") + 1])
+    if to.seen.get("long", "").lower() in TRUE and "--max-model-len" in to.words and not to.rope:
+        to.rope["max_position_embeddings"] = int(to.words[to.words.index("--max-model-len") + 1])
     if "--uds" not in to.words:
         to.set("--host", to.seen["host"])
     to.set("--reasoning-parser", to.seen["reasoning"])
@@ -136,7 +136,7 @@ def _tokens(to: Passage, value: str, spelling: str) -> None:
 
 def _length(to: Passage, value: str, spelling: str) -> None:
     if value.lower() not in ("auto", "-1"):
-        to.set("--max-seq-len", _count(value, spelling))
+        to.set("--max-model-len", _count(value, spelling))
 
 
 def _dtype(to: Passage, value: str, spelling: str) -> None:
