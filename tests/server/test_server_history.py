@@ -60,6 +60,7 @@ HISTORY: dict[str, tuple[dict[str, Any], str]] = {
     "thinking": ({"role": "assistant", "content": "yes", "reasoning_content": "well"}, "yes(well)"),
     "thinking, as vllm calls it": ({"role": "assistant", "content": "yes", "reasoning": "well"}, "yes(well)"),
     "thinking alone": ({"role": "assistant", "content": None, "reasoning_content": "well"}, "(well)"),
+    "an empty reply": ({"role": "assistant", "content": None, "tool_calls": []}, "assistant: "),
     "a refusal": ({"role": "assistant", "content": None, "refusal": "no"}, "no"),
     "a refusal as a part": ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
     "a call from a stream": (

@@ -54,10 +54,13 @@ class ToolCall(History):
     """name and arguments of the function."""
 
 
-# Fields with the content of a message, of which at least one is required.
+# Fields with the content of a message, of which at least one is required in other roles than the assistant's.
 CONTENT_FIELDS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
 _ANY_CONTENT: JsonDict = {
-    "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in CONTENT_FIELDS]
+    "anyOf": [
+        *({"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in CONTENT_FIELDS),
+        {"properties": {"role": {"const": "assistant"}}},
+    ]
 }
 _ONE_TEXT: JsonDict = {
     "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
@@ -72,7 +75,7 @@ class ChatMessage(History):
     """role of the turn, one that the chat template supports. The template receives `developer` as `system`, and
     `function` (OpenAI's older name) as `tool`."""
     content: Spoken | None = None
-    """text, or parts of type `text`; null only if another field has content."""
+    """text, or parts of type `text`; null only if another field has content, or in the assistant's empty reply."""
     refusal: str | None = None
     """text of the assistant's refusal, instead of `content`."""
     reasoning_content: str | None = None
@@ -90,7 +93,7 @@ class ChatMessage(History):
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if all(getattr(self, name) in (None, []) for name in CONTENT_FIELDS):
+        if self.role != "assistant" and all(getattr(self, name) in (None, []) for name in CONTENT_FIELDS):
             raise ValueError(f"a message of {self.role} has no content; expected text")
         return self
 
@@ -100,7 +103,7 @@ class ChatMessage(History):
         if self.function_call is not None and not calls:
             calls = [Call("", self.function_call.name, self.function_call.arguments)]
         thought = self.reasoning_content if self.reasoning_content is not None else self.reasoning
-        content = self.refusal if self.content is None and not calls else self.content
+        content = self.refusal or "" if self.content is None and not calls else self.content
         return Turn(self.role, content, thought, calls, self.name, self.tool_call_id)
 
 
