@@ -195,6 +195,8 @@ def test_streamed_calls_add_up_to_the_reply(served: Running, client: OpenAI, cho
         complete = whole.finish_reason == "tool_calls"
         assert (final.message.content or None) == whole.message.content
         assert whole.message.content is None or not complete
+        added = [event.choices[0].delta.model_dump(exclude_none=True) for event in chunks if event.choices]
+        assert all(added[1:-1]), "an event without anything new"
         deltas = [call for c in chunks for choice_ in c.choices for call in choice_.delta.tool_calls or []]
         # Arguments come as they are made, several tokens of which may come at once.
         assert len(deltas) > len(expected) or not any(name == "weather" for name, _ in expected)

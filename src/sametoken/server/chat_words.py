@@ -42,7 +42,8 @@ class ChatWords(Words):
         delta = self._messages[chunk.choice].add(pieces)
         # Clients that read usage in every chunk expect it to grow.
         if not delta or chunk.completion is None or self._progress.always:
-            return [self._event(chunk, delta)]
+            event = self._event(chunk, delta)
+            return [event] if delta or chunk.completion is not None or _reports(event) else []
         rest, ended = parts(chunk)
         return [self._event(rest, delta), self._event(ended, {})]
 
@@ -90,3 +91,10 @@ class ChatWords(Words):
     def _usage(self, completions: Sequence[Completion]) -> Usage:
         thought = [self._reader.counted(self._tokenizer, completion.token_ids).reasoning for completion in completions]
         return total_usage(completions, sum(thought))
+
+
+def _reports(event: dict[str, Any]) -> bool:
+    """True if an event without a delta reports something else: scores, tokens, drafts or usage."""
+    (choice,) = event["choices"]
+    found = [choice[name] for name in ("logprobs", "token_ids", "speculative") if name in choice]
+    return any(found) or bool(event.get("usage")) or "prompt_logprobs" in event
