@@ -147,3 +147,12 @@ def test_editors_find_keywords_that_are_read() -> None:
     own = get_type_hints(Options).keys() - get_type_hints(EngineOptions).keys()
     assert own <= ROWS.keys()
     assert {"max_model_len", "speculative_config"} <= own
+
+
+def test_a_script_for_vllm_finds_its_texts(pair: Pair) -> None:
+    llm, params = LLM(model=pair.target), SamplingParams(temperature=0, max_tokens=4)
+    (expected,) = llm.generate("ab", params)
+    (output,) = llm.generate(prompts=["ab"], sampling_params=params, use_tqdm=False)
+    assert output.outputs[0].text == expected.text != ""
+    talk = [{"role": "user", "content": "ab"}]
+    assert llm.chat(talk, params)[0].text == llm.chat(talk, sampling_params=params, use_tqdm=False)[0].outputs[0].text

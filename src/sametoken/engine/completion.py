@@ -69,6 +69,11 @@ class Completion:
         )
 
     @property
+    def outputs(self) -> list[Completion]:
+        """List of this completion, where scripts for vLLM look for the text: `output.outputs[0].text`."""
+        return [self]
+
+    @property
     def tokens_per_second(self) -> float:
         return len(self.token_ids) / self.seconds if self.seconds else 0.0
 

@@ -150,6 +150,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = False,
     ) -> list[Completion]:
         """Complete prompts together; return n completions for each, in order of the prompts.
@@ -158,9 +159,9 @@ class LLM:
             prompts: text or token ids, one or several.
             params: parameters of all prompts, or one for each; None for `get_default_sampling_params()`.
             progress: true for a bar of finished completions on standard error, if that is a terminal.
-            use_tqdm: vLLM's name for `progress`.
+            sampling_params, use_tqdm: vLLM's names for `params` and `progress`.
         """
-        requests = self.requests(prompts, params)
+        requests = self.requests(prompts, sampling_params if params is None else params)
         finished = (emission.finished for emission in self._run(requests))
         for _ in counted(finished, len(requests), "completions") if progress or use_tqdm else finished:
             pass
@@ -170,12 +171,17 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = False,
     ) -> list[Completion]:
-        """Generate the assistant's next turn of one conversation or several."""
+        """Generate the assistant's next turn of one conversation or several; the other arguments are `generate`'s."""
         if not is_list(messages):
             raise RequestError(f"messages is {shown(messages)}, expected a list of messages with role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        return self.generate([self.render_chat(chat) for chat in conversations], params)  # type: ignore[arg-type]
+        prompts = [self.render_chat(chat) for chat in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params if params is None else params, progress=progress or use_tqdm)
 
     def render_chat(self, messages: Sequence[Message]) -> list[int]:
         """Prompt ids of a conversation, ready for the assistant's turn."""

@@ -57,10 +57,10 @@ class ToolCall(History):
 # Fields with the content of a message, of which at least one is required in other roles than the assistant's.
 CONTENT_FIELDS = ("content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call")
 _ANY_CONTENT: JsonDict = {
-    "anyOf": [
-        *({"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in CONTENT_FIELDS),
-        {"properties": {"role": {"const": "assistant"}}},
-    ]
+    "if": {"not": {"properties": {"role": {"const": "assistant"}}}},
+    "then": {
+        "anyOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in CONTENT_FIELDS]
+    },
 }
 _ONE_TEXT: JsonDict = {
     "oneOf": [{"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("prompt", "messages")]
