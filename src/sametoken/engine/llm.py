@@ -171,17 +171,14 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: bool = False,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = False,
+        **options: Any,
     ) -> list[Completion]:
-        """Generate the assistant's next turn of one conversation or several; the other arguments are `generate`'s."""
+        """Generate the assistant's next turn of one conversation or several; `options` are arguments of `generate`."""
         if not is_list(messages):
             raise RequestError(f"messages is {shown(messages)}, expected a list of messages with role and content")
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self.render_chat(chat) for chat in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params if params is None else params, progress=progress or use_tqdm)
+        return self.generate(prompts, params, **options)
 
     def render_chat(self, messages: Sequence[Message]) -> list[int]:
         """Prompt ids of a conversation, ready for the assistant's turn."""
