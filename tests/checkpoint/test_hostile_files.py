@@ -18,9 +18,10 @@ from cli_checks import Pair
 from sametoken import LLM, SametokenError, embedded
 from sametoken.checkpoint import tokenizer_trial
 from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
-from sametoken.checkpoint.tokenizer_trial import MOST_TEXT, TextTrial, growth, needs_trial
+from sametoken.checkpoint.tokenizer_trial import MOST_TEXT, growth, needs_trial, trial
 from sametoken.errors import CheckpointError, RequestError
 from sametoken.files import json_object
+from sametoken.limited import Limited
 
 pytestmark = pytest.mark.usefixtures("one_thread", "alarm")
 LONGEST = 60  # seconds for a file, on a busy machine
@@ -196,7 +197,8 @@ def test_a_tokenizer_is_tried_once_at_load(model: Path, name: str) -> None:
 def test_a_text_is_tried_before_an_expression_of_unknown_cost_reads_it(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokenizer_trial, "MOST_WAIT", 2.0)
+    short = Limited(tokenizer_trial.__name__, tokenizer_trial.LIMITS._replace(wait=2.0))
+    monkeypatch.setattr(tokenizer_trial, "WORK", short)
     tokenizer = strange_tokenizer(model)
     tokenizer.try_once(model)
     for size in (200, 30_000):
@@ -223,7 +225,7 @@ def test_the_rules_of_published_tokenizers_are_not_tried() -> None:
     assert growth(content["normalizer"]) == 12
     assert not needs_trial({"pre_tokenizer": split(next(iter(tokenizer_trial.HARMLESS)))})
     assert needs_trial({"pre_tokenizer": split("a+")})
-    assert TextTrial({"pre_tokenizer": split("a+")}).failure(tokenizer_trial.TRIED) is None
+    assert trial({"pre_tokenizer": split("a+")}, tokenizer_trial.TRIED) is None
 
 
 def test_texts_are_shorter_where_a_tokenizer_makes_more_of_them(model: Path) -> None:

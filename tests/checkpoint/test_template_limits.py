@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sametoken import CheckpointError, RequestError
-from sametoken.checkpoint import template_process, templating
+from sametoken import CheckpointError, RequestError, limited
+from sametoken.checkpoint import templating
 from sametoken.checkpoint.chat import read_template, render
 
 SAID = [{"role": "user", "content": "hello"}]
@@ -127,12 +127,12 @@ def test_nothing_beyond_the_conversation_is_reached(template: str) -> None:
 def test_the_process_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMETOKEN_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert not {"SAMETOKEN_API_KEY", "HF_TOKEN"} & templating.environment_of_child().keys()
+    assert not {"SAMETOKEN_API_KEY", "HF_TOKEN"} & limited.environment().keys()
 
 
 def test_a_process_that_ended_is_replaced() -> None:
     assert render({"default": "{{ messages[0].content }}"}, SAID, {}) == "hello"
-    for process in template_process._PROCESSES._idle:
+    for process in templating.WORK._idle:
         process._child.kill()
         process._child.wait()
     assert render({"default": "{{ messages[0].content }}"}, SAID, {}) == "hello"

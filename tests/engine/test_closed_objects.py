@@ -12,7 +12,7 @@ import llguidance
 import pytest
 
 from sametoken.engine.closed_objects import closed
-from sametoken.engine.grammar_trial import LIMITS, source
+from sametoken.engine.grammar_trial import LLGUIDANCE, source
 
 INT: dict[str, Any] = {"type": "integer"}
 FORMS = dict.fromkeys(("json_object", "json", "regex", "choice", "structural_tag", "grammar"))
@@ -36,7 +36,7 @@ WORDS = llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()), n_vocab=25
 def matcher(schema: Any) -> Any:
     spelled = source(llguidance.LLMatcher, {**FORMS, "json": schema}, ())
     return llguidance.LLMatcher(
-        WORDS, spelled, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False, **LIMITS)
+        WORDS, spelled, log_level=0, limits=llguidance.LLParserLimits(verbose_errors=False, **LLGUIDANCE)
     )
 
 

@@ -17,6 +17,7 @@ from cli_checks import Pair
 from sametoken import LLM, RequestError
 from sametoken.engine import grammar_trial
 from sametoken.engine.grammar import Grammars
+from sametoken.limited import Limited
 from sametoken.speculation.structure import StructuredOutputs
 
 
@@ -108,6 +109,7 @@ def fields(text: str) -> dict[str, Any]:
 def test_a_trial_that_cannot_begin_is_an_error_of_the_moment(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(grammar_trial, "WORK", Limited(grammar_trial.__name__, grammar_trial.LIMITS))
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(RequestError, match=r"no process could be started.*; try again later"):
         grammars.compile(StructuredOutputs(json=conjunction(4)))

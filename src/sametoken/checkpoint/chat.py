@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from sametoken.checkpoint import templating
 from sametoken.checkpoint.template_names import TEMPLATES
-from sametoken.checkpoint.template_process import ask
-from sametoken.checkpoint.templating import END, START
+from sametoken.checkpoint.templating import END, START, ask
 from sametoken.errors import CheckpointError, RequestError, shown
 from sametoken.files import read_text
 

@@ -1,22 +1,19 @@
-"""Renderer of chat templates, in a child process; see `template_process`.
+"""Renderer of chat templates, in child processes with limits.
 
-A template is an untrusted program. Jinja's sandbox protects the objects of the interpreter, but a template may still
-run forever, or build a text larger than the memory, in one call that no thread can end. Limits of the kernel end it.
-This module imports neither torch nor transformers, so that the process starts within 0.1 s.
+A template is an untrusted program. Jinja's sandbox protects the objects of the interpreter; what it does not end, the
+limits do. This module imports neither torch nor transformers, so that a process starts within 0.1 s.
 """
 
 from __future__ import annotations
 
 import json
 import marshal
-import os
-import resource
-import signal
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
+
+from sametoken.limited import Limited, Limits
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,36 +22,56 @@ START, END = "_generation_start", "_generation_end"  # variables printed around 
 TEMPLATE_SECONDS = 2.0  # CPU time for one conversation
 MOST_MEMORY = 2**29  # bytes that a template may allocate
 MOST_TEXT = 2**24  # characters of a rendered conversation
+MOST_WAIT = 30.0  # seconds of wall-clock time for a reply, on a busy machine
+LIMITS = Limits(TEMPLATE_SECONDS, MOST_MEMORY, MOST_WAIT)
 TEXT, REFUSED, UNREADABLE, INVALID, COSTLY = "text", "refused", "unreadable", "invalid", "costly"
-HEADER = 8  # bytes of the length before each message
+WORK = Limited(__name__, LIMITS)
 
 
 class InvalidTemplateError(Exception):
     """Error of a template that does not compile."""
 
 
-def main() -> None:
-    """Reply to jobs from standard input, one after the other, until it ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    sys.stdout.flush()
-    given, answers = sys.stdin.buffer, sys.stdout.buffer
-    with open("/proc/self/statm", encoding="ascii") as stated:
-        most = int(stated.read().split()[0]) * resource.getpagesize() + MOST_MEMORY
-    for limit, value in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0)):
-        resource.setrlimit(limit, (value, value))
-    while (job := _received(given)) is not None:
-        # CPU time, not wall-clock time: a busy machine refuses the same templates as an idle one. The default action
-        # of the signal is to end the process.
-        signal.setitimer(signal.ITIMER_PROF, TEMPLATE_SECONDS)
-        answer = _answer(job)
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(len(answer).to_bytes(HEADER, "little") + answer)
-        answers.flush()
+def ask(template: str, messages: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> tuple[str, str]:
+    """Render a conversation in a child process; return TEXT and the text, or another kind and the error message.
+
+    Args:
+        messages: None to only parse the template.
+
+    Raises:
+        OSError: no process could be started.
+        RecursionError: the values nest too deeply.
+    """
+    given: Any = (template, messages, variables)
+    try:
+        job = marshal.dumps(given)
+    except ValueError:  # types that only resemble those of JSON
+        try:
+            job = marshal.dumps((template, _plain(messages), _plain(variables)))
+        except ValueError as error:
+            raise RecursionError("it nests too deeply") from error
+    said = WORK.reply(job)
+    kind, words = (COSTLY, str(LIMITS)) if said is None else json.loads(said)
+    return kind, words
 
 
-def _received(given: BinaryIO) -> bytes | None:
-    size = given.read(HEADER)
-    return given.read(int.from_bytes(size, "little")) if len(size) == HEADER else None
+def _plain(value: Any) -> Any:
+    """Value in the types of JSON; other objects become text."""
+    if value is None or type(value) in (str, int, float, bool, bytes):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, str | bytes):
+        return [_plain(each) for each in value]
+    for kind in (str, bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    return str(value)
+
+
+def begin() -> Callable[[bytes], bytes]:
+    """Return the function that replies to jobs in a child process."""
+    return _answer
 
 
 def _answer(job: bytes) -> bytes:
@@ -65,8 +82,8 @@ def _answer(job: bytes) -> bytes:
         if len(said) > MOST_TEXT:
             kind, said = COSTLY, f"makes a text of more than {MOST_TEXT} characters"
         return json.dumps([kind, said]).encode()
-    except MemoryError:
-        return json.dumps([COSTLY, f"takes more than {MOST_MEMORY >> 20} MiB"]).encode()
+    except MemoryError:  # ends the process, which may not release the memory of the job
+        raise
     except InvalidTemplateError as error:
         return json.dumps([INVALID, str(error)[:1000]]).encode()
     except RecursionError:
@@ -176,9 +193,3 @@ def _to_json(
 ) -> str:
     """JSON of a value; Jinja's own filter escapes HTML characters, unlike the training texts of models."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def environment_of_child() -> dict[str, str]:
-    """Environment variables that the child needs, without API keys and tokens."""
-    names = ("TZ", "LANG", "LC_ALL", "LC_TIME", "PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
-    return {name: os.environ[name] for name in names if name in os.environ}

@@ -11,22 +11,19 @@ from __future__ import annotations
 
 import base64
 import json
-import resource
-import signal
-import subprocess
-import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 from sametoken.checkpoint.gguf.splitting import SPLITS
 from sametoken.errors import RequestError
+from sametoken.limited import Limited, Limits
 
 TRIAL_SECONDS = 5  # CPU time for the texts of one trial
 TRIAL_MEMORY = 2**31  # bytes that a trial may allocate
 MOST_WAIT = 60.0  # seconds of wall-clock time, on a busy machine
+LIMITS = Limits(TRIAL_SECONDS, TRIAL_MEMORY, MOST_WAIT)
 MOST_TEXT = 2**22  # bytes of the text of a request: a million tokens of English, about 5 s and 0.5 GB
 USUAL_GROWTH = 16  # bytes that a normaliser makes of one at MOST_TEXT; more lowers the limit of texts
 MOST_GROWTH = 256  # bytes that rules may make of one
@@ -38,7 +35,7 @@ REPEATED = 2000  # repetitions of a few characters in a text of the trial at loa
 # An expression whose characters are absent from a text returns at once, so that each text ends with many characters.
 REST = "! The quick brown fox jumps over the lazy dog, 0123456789 times.\n"
 TRIED = tuple(sign * REPEATED + REST for sign in ("a", " ", "1", "\n", "aB", "\u00e9", "\u6f22", "a ", "Hello, 24: "))
-TRIAL = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.checkpoint.tokenizer_trial import main; main()"
+WORK = Limited(__name__, LIMITS)
 
 
 class TextCost:
@@ -57,7 +54,6 @@ class TextCost:
         self._rules = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
         self.is_known = not needs_trial(self._rules)
         self.most_text = MOST_TEXT // max(1, growth(self._rules["normalizer"]) // USUAL_GROWTH)
-        self._trial = TextTrial(self._rules)
 
     def check(self) -> None:
         """Check the cost of the rules.
@@ -85,7 +81,7 @@ class TextCost:
         if self.is_known:
             return
         try:
-            failure = self._trial.failure(texts)
+            failure = trial(self._rules, texts)
         except OSError as error:
             words = f"no process could be started to try the tokenizer ({error.strerror})"
             raise RequestError(words, advice="try again later") from error
@@ -141,90 +137,44 @@ def _expressions(rule: Any) -> Iterator[str]:
                 yield from _expressions(inner)
 
 
-class TextTrial:
-    """Process with limits that splits texts by a tokenizer's rules, started with the first text and kept.
+def trial(rules: Mapping[str, Any], texts: Sequence[str]) -> str | None:
+    """Reason why texts cannot be split within the limits; None if they can.
 
     Args:
         rules: parts of tokenizer.json, by the names in PARTS.
+
+    Raises:
+        OSError: no process could be started.
     """
-
-    def __init__(self, rules: Mapping[str, Any]) -> None:
-        self._rules = rules
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], Any] | None = None  # ends the process, at the latest with this object
-
-    def failure(self, texts: Sequence[str]) -> str | None:
-        """Reason why texts cannot be split within the limits; None if they can.
-
-        Raises:
-            OSError: the process could not be started.
-        """
-        with self._lock:
-            process, end = self._process, self._end
-            if process is None or end is None:
-                process, end = self._process, self._end = self._started()
-            assert process.stdin is not None
-            assert process.stdout is not None
-            clock = threading.Timer(MOST_WAIT, process.kill)
-            clock.start()
-            try:
-                process.stdin.write(json.dumps(texts).encode() + b"\n")
-                process.stdin.flush()
-                found: str | None = json.loads(process.stdout.readline())
-            except (BrokenPipeError, ValueError):  # a limit ended it: the next texts start a new one
-                end()
-                self._process = self._end = None
-                return f"takes more than {TRIAL_SECONDS} s or {TRIAL_MEMORY >> 20} MiB"
-            finally:
-                clock.cancel()
-            return found
-
-    def _started(self) -> tuple[subprocess.Popen[bytes], Callable[[], Any]]:
-        pipe, none = subprocess.PIPE, subprocess.DEVNULL
-        process = subprocess.Popen([sys.executable, "-c", TRIAL, *sys.path], stdin=pipe, stdout=pipe, stderr=none)
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(self._rules).encode() + b"\n")
-        return process, weakref.finalize(self, _end, process)
+    said = WORK.reply(json.dumps([json.dumps(rules), *texts]).encode())
+    failure: str | None = str(LIMITS) if said is None else json.loads(said)
+    return failure
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, which may have ended before, and close its pipes."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        assert pipe is not None
-        with suppress(BrokenPipeError):  # the process did not read all
-            pipe.close()
-
-
-def main() -> None:
-    """Read rules and lists of texts from standard input, each a line of JSON; write a line for each list."""
-    rules = json.loads(sys.stdin.buffer.readline())
+def begin() -> Callable[[bytes], bytes]:
+    """Return the function of a child process that splits texts, and replies with the reason if it cannot."""
     import tokenizers
 
-    with open("/proc/self/statm", encoding="ascii") as stated:
-        most = int(stated.read().split()[0]) * resource.getpagesize() + TRIAL_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # An empty vocabulary: the cost of the rules does not depend on it.
-    empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
-    tokenizer = None
-    for line in sys.stdin.buffer:
-        # CPU time, not wall-clock time: a busy machine refuses the same rules as an idle one. The default action of the
-        # signal is to end the process.
-        signal.setitimer(signal.ITIMER_PROF, TRIAL_SECONDS)
+    @lru_cache(maxsize=1)
+    def made(rules: str) -> Any:
+        # An empty vocabulary: the cost of the rules does not depend on it.
+        empty = {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        return tokenizers.Tokenizer.from_str(json.dumps({**empty, **json.loads(rules)}))
+
+    def split(job: bytes) -> bytes:
         failure = None
         try:
-            tokenizer = tokenizer or tokenizers.Tokenizer.from_str(json.dumps({**empty, **rules}))
-            for text in json.loads(line):
+            rules, *texts = json.loads(job)
+            tokenizer = made(rules)
+            for text in texts:
                 tokenizer.encode(text)
                 if tokenizer.decoder is not None:
                     tokenizer.decoder.decode([text])
         except BaseException as error:  # panics of the library are no `Exception`
             failure = f"fails ({_first_line(error)})"
-        print(json.dumps(failure), flush=True)
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        return json.dumps(failure).encode()
+
+    return split
 
 
 @contextmanager

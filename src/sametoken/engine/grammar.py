@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.engine.grammar_trial import LIMITS, STACK, needs_trial, source, trial
+from sametoken.engine.grammar_trial import LLGUIDANCE, STACK, needs_trial, source, trial
 from sametoken.errors import ConfigError, RequestError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
@@ -132,7 +132,7 @@ class Grammars:
     def _compiled(self, library: Any, asked: Mapping[str, Any]) -> TokenGrammar:
         made, limits = (
             source(library.LLMatcher, asked, self._special),
-            library.LLParserLimits(verbose_errors=False, **LIMITS),
+            library.LLParserLimits(verbose_errors=False, **LLGUIDANCE),
         )
         matcher = library.LLMatcher(self._words, made, log_level=0, limits=limits)
         if matcher.is_error():

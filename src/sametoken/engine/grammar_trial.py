@@ -1,4 +1,4 @@
-"""Trial compilation of a grammar in a child process, whose CPU time and memory the kernel limits.
+"""Trial compilation of a grammar in a child process with limits.
 
 llguidance has limits for its lexer and its parser, but none for the work before them: a conjunction of patterns, which
 a JSON schema states by `allOf`, by `$ref` with other keys or by `patternProperties`, is first searched for a text that
@@ -12,10 +12,6 @@ This module imports neither torch nor pydantic, so that the process starts withi
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,10 +19,11 @@ from typing import Any
 from sametoken.engine.closed_objects import closed
 from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
 from sametoken.engine.structural_tag import JSON_FORM, lark_of
+from sametoken.limited import Limited, Limits
 
 # Limits of the work of one grammar, in llguidance's units, which are equal on every machine. The lexer's expressions
 # bound the first mask to about 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
-LIMITS = {
+LLGUIDANCE = {
     "initial_lexer_fuel": 100_000, "step_lexer_fuel": 100_000, "step_max_items": 50_000, "max_items_in_row": 10_000,
     "max_lexer_states": 50_000,
 }  # fmt: skip
@@ -37,8 +34,9 @@ MOST_MEMORY = 2**28  # bytes of a trial, beyond the stack and the interpreter
 MOST_WAIT = 20.0  # seconds of wall-clock time, on a busy machine
 SMALL = 2**10  # characters of a grammar as JSON that needs no trial, unless one of `CONJUNCTIONS` is in it
 CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "excludes", "&", "~", "%")
-START = "import sys; sys.path[:] = sys.argv[1:]; from sametoken.engine.grammar_trial import main; main()"
+LIMITS = Limits(MOST_SECONDS, STACK + MOST_MEMORY, MOST_WAIT)
 TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
+WORK = Limited(__name__, LIMITS)
 
 
 def needs_trial(spelled: str) -> bool:
@@ -83,39 +81,20 @@ def trial(spelled: str, special: Sequence[str], vocab_size: int) -> str | None:
     """
     named = [text for text in special if json.dumps(text)[1:-1] in spelled]
     given = json.dumps({"grammar": spelled, "special": named, "vocab_size": vocab_size if "<[" in spelled else 0})
-    command = [sys.executable, "-c", START, *sys.path]
-    try:
-        done = subprocess.run(command, input=given.encode(), capture_output=True, timeout=MOST_WAIT, check=False)
-    except subprocess.TimeoutExpired:
-        return TOO_COSTLY
-    if done.returncode != 0:
-        return TOO_COSTLY
-    words: str | None = json.loads(done.stdout)
+    said = WORK.reply(given.encode())
+    words: str | None = TOO_COSTLY if said is None else json.loads(said)
     return words
 
 
-def main() -> None:
-    """Entry point of the process: read a grammar from standard input and print its error, or null, as JSON."""
-    given = json.load(sys.stdin)
-    # CPU time, not wall-clock time: a busy machine and an idle one refuse equal grammars. The default action of the
-    # signal is to end the process.
-    signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
+def begin() -> Callable[[bytes], bytes]:
+    """Return the function of a child process that replies to a grammar with its error, or null."""
     import llguidance
 
-    most = _size() + STACK + MOST_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    print(json.dumps(_with_stack(lambda: _tried(llguidance, given))))
-
-
-def _size() -> int:
-    """Size of this process's address space in bytes."""
-    with open("/proc/self/statm", encoding="ascii") as stated:
-        return int(stated.read().split()[0]) * resource.getpagesize()
+    return lambda job: json.dumps(_with_stack(lambda: _tried(llguidance, json.loads(job)))).encode()
 
 
 def _with_stack(work: Callable[[], str | None]) -> str | None:
-    """Run `work` on a thread with a large stack and return its result."""
+    """Run `work` on a thread with a large stack and return its result; any other error of it ends the process."""
     done: list[str | None] = []
     threading.stack_size(STACK)
     thread = threading.Thread(target=lambda: done.append(work()))
@@ -128,7 +107,7 @@ def _tried(library: Any, given: Mapping[str, Any]) -> str | None:
     try:
         asked = json.loads(given["grammar"])
         tokens = _vocabulary(library, given["special"], given["vocab_size"])
-        limits = library.LLParserLimits(verbose_errors=False, **LIMITS)
+        limits = library.LLParserLimits(verbose_errors=False, **LLGUIDANCE)
         matcher = library.LLMatcher(
             tokens, source(library.LLMatcher, asked, given["special"]), log_level=0, limits=limits
         )
