@@ -88,6 +88,18 @@ def test_a_damaged_file_leaves_nothing(file: Path, tmp_path: Path) -> None:
     assert not cache.exists()
 
 
+def test_a_damaged_file_of_the_hub_is_named_with_the_file_that_holds_its_content(file: Path, tmp_path: Path) -> None:
+    blob, named = tmp_path / "blobs" / "3f2a", tmp_path / "snapshots" / "tiny-Q8_0.gguf"
+    for each in (blob, named):
+        each.parent.mkdir()
+    blob.write_bytes(file.read_bytes()[:-100])
+    named.symlink_to(blob)
+    with pytest.raises(CheckpointError) as caught:
+        directory_of(named, tmp_path / "cache")
+    assert str(caught.value).startswith(f"{named}: truncated")
+    assert str(caught.value).endswith(f"(delete {blob} first, to which it is a link)")
+
+
 def test_a_full_disk_gives_a_temporary_directory(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, write = tmp_path / "cache", Path.write_text
 

@@ -25,7 +25,7 @@ from sametoken.checkpoint.gguf.config import config_of, restored, single_weights
 from sametoken.checkpoint.gguf.container import AGAIN, read_container
 from sametoken.checkpoint.gguf.parts import part_files
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files
-from sametoken.errors import CheckpointError
+from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
 
@@ -47,24 +47,26 @@ def directory_of(file: Path, cache: Path) -> Path:
         UnsupportedModelError: the architecture, the tokenizer or a type of blocks is not implemented.
     """
     files = part_files(file)
-    stem, file = files[0].stem, files[0].resolve() if len(files) == 1 else files[0].absolute()
+    named = files[0].absolute()
+    file = named.resolve() if len(files) == 1 else named
     try:
         states = [each.stat() for each in files]
     except OSError as error:
         raise CheckpointError(f"{error.filename} cannot be read ({error.strerror}); check its permissions") from error
     key = " ".join([f"{VERSION} {file}", *(f"{state.st_size} {state.st_mtime_ns}" for state in states)])
-    place = cache / f"{stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    place = cache / f"{named.stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
     if (place / LINK).exists():
         with suppress(OSError):  # of another user
             os.utime(place)
         return place
-    container = read_container(file)
-    config = config_of(container)
-    ModelConfig.from_hf({key: value for key, value in config.items() if key != "quantization_config"})
-    written = {"config.json": config, **tokenizer_files(container.metadata, file)}
-    if (tokens := len(written["tokenizer.json"]["model"]["vocab"])) > config["vocab_size"]:
-        words = f"{tokens} tokens and {config['vocab_size']} rows in token_embd.weight, expected a row for each token"
-        raise CheckpointError(f"{file}: {words}; {AGAIN}")
+    try:
+        written = _contents(named)
+    except UnsupportedModelError:
+        raise
+    except CheckpointError as error:
+        if named == file:
+            raise
+        raise CheckpointError(f"{error} (delete {file} first, to which it is a link)") from error
     try:
         cache.mkdir(parents=True, exist_ok=True)
         _tidy(cache, file)
@@ -76,6 +78,18 @@ def directory_of(file: Path, cache: Path) -> Path:
     except OSError:  # another process was faster
         return place if (place / LINK).exists() else part
     return place
+
+
+def _contents(file: Path) -> dict[str, Any]:
+    """Contents of the files that stand for the metadata of a GGUF file, by name; raise as `directory_of`."""
+    container = read_container(file)
+    config = config_of(container)
+    ModelConfig.from_hf({key: value for key, value in config.items() if key != "quantization_config"})
+    written = {"config.json": config, **tokenizer_files(container.metadata, file)}
+    if (tokens := len(written["tokenizer.json"]["model"]["vocab"])) > config["vocab_size"]:
+        words = f"{tokens} tokens and {config['vocab_size']} rows in token_embd.weight, expected a row for each token"
+        raise CheckpointError(f"{file}: {words}; {AGAIN}")
+    return written
 
 
 def _written(place: Path, contents: Mapping[str, Any], file: Path) -> Path:
