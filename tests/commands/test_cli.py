@@ -137,12 +137,13 @@ def test_the_length_of_an_output_has_every_tools_name(command: str, spelling: st
 @pytest.mark.parametrize(
     "command",
     ["generate", "verify", "evaluate", "synthesize", "prepare", "train", "quantize", "bench", "deploy slurm synthesize",
-     "deploy slurm train", "deploy ray prepare"],
+     "deploy slurm train", "deploy ray prepare", "shard"],
 )  # fmt: skip
-@pytest.mark.parametrize("spelling", ["--data", "--prompts", "--data_path", "--data-path"])
+@pytest.mark.parametrize("spelling", ["--data", "--prompts", "--data_path", "--data-path", "--input-path"])
 def test_a_file_of_conversations_has_every_tools_name(command: str, spelling: str) -> None:
     said = build_command(command).make_context(command, [*NEEDED.get(command, ()), spelling, "file"])
-    assert said.params["workload" if command == "bench" else "data"] in ("file", ["file"])
+    name = {"bench": "workload", "shard": "input_path"}.get(command, "data")
+    assert said.params[name] in ("file", ["file"])
 
 
 @pytest.mark.parametrize(

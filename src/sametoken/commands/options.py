@@ -24,7 +24,7 @@ from sametoken.options.speculation import SpeculativeConfig
 MOST_NUMBERS = 64  # numbers of one option, at most
 # Equivalent names, accepted by every command, ours first: for the tokens of an output (names in vLLM, AIPerf and
 # transformers), and for a file of conversations.
-SYNONYMS = (("max_tokens", "output_len", "osl", "max_new_tokens"), ("data", "prompts", "data_path"))
+SYNONYMS = (("max_tokens", "output_len", "osl", "max_new_tokens"), ("data", "prompts", "data_path", "input_path"))
 PREFIXES = {owner.__name__: prefix for owner, prefix in GROUPS}  # prefixes of names of options, by class of settings
 Values = Mapping[str, Any]  # values of options, by name
 
