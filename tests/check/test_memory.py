@@ -397,6 +397,15 @@ def test_command(plain: Path, run: Any) -> None:
     assert "1.00 GiB (cpu): fits" in shown
 
 
+def test_a_draft_of_another_vocabulary_is_named(run: Any, tiny_llm_dir: Path) -> None:
+    words = "note             the draft has another vocabulary: token "
+    assert words in run("doctor", "embedded", "--draft", str(tiny_llm_dir)).out
+    (note,) = json.loads(run("doctor", "embedded", "--draft", str(tiny_llm_dir), "--json").out)["notes"]
+    assert note in run("generate", "embedded", "--draft", str(tiny_llm_dir), "--prompt", "Once").err
+    for draft in (embedded.NAME, embedded.HEAD_NAME):
+        assert json.loads(run("doctor", "embedded", "--draft", draft, "--json").out)["notes"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

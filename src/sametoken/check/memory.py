@@ -95,7 +95,7 @@ class MemoryForecast:
         fits: true if `total` is at most `memory`.
         ranks: number of ranks of the target.
         remedies: changes that make the model fit; () if it fits.
-        notes: reasons for which the device cannot run the model.
+        notes: reasons for which the device cannot run the model, or the draft cannot guess for it.
     """
 
     parts: tuple[ModelMemory, ...]

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from filecmp import cmp
 from pathlib import Path
 
 from sametoken.checkpoint.gguf import LINK
-from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.tokenizer import FILES, Tokenizer
+from sametoken.checkpoint.hub import read_config, read_json
+from sametoken.checkpoint.tokenizer import FILES, Tokenizer, has_tokenizer, load_tokenizer
 from sametoken.errors import DraftMismatchError
+from sametoken.model.config import ModelConfig
 
+LOG = logging.getLogger("sametoken")
 SETTINGS = "tokenizer_config.json"
 OLDER = ("special_tokens_map.json", "added_tokens.json")  # also read by transformers
 CONFIGS = ("config.json", "generation_config.json")
 READ = ("model_type", "eos_token_id", "text_config")
+
+
+def check_draft_vocabulary(draft: Path, rows: int, target: Path | None, tokenizer: Callable[[], Tokenizer]) -> None:
+    """Check that a draft model has the tokenizer and the number of output rows of its target.
+
+    Args:
+        draft: directory of the draft model.
+        rows: output rows of the target.
+        target: directory of the target; None if its tokenizer is set by `EngineConfig.tokenizer`.
+        tokenizer: function that returns the target's tokenizer.
+
+    Raises:
+        DraftMismatchError: they differ.
+    """
+    stated = ModelConfig.from_hf(read_config(draft))
+    if has_tokenizer(draft):
+        if target is None or not same_files(target, draft):
+            check_same_tokenizer(tokenizer(), load_tokenizer(draft))
+    else:
+        LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", draft)
+    if stated.vocab_size != rows:
+        raise DraftMismatchError(f"{draft} has {stated.vocab_size} output rows, the target {rows}; they must be equal")
 
 
 def same_files(target: Path, draft: Path) -> bool:

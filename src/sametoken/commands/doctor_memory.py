@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +60,8 @@ def print_memory(model: str, values: Values) -> int:
     target = resolve(embedded.target(model), weights=False, index=True)
     draft = None if values["draft"] is None else _draft(values["draft"])
     found = forecast(target, draft, _settings(values), memory)
+    if draft is not None and (problem := _mismatch(target, draft)):
+        found = replace(found, notes=(*found.notes, problem))
     folders = [] if values["heads"] is None else [_folder(values["heads"])]
     heads = fitting_heads(target, model, folders) if draft is None or folders else []
     trained = training.forecast(ModelConfig.from_hf(read_config(target))) if values["training"] else {}
@@ -93,6 +95,24 @@ def _draft(name: str) -> Path:
     except SametokenError:
         return draft_directory(name)
     return draft_directory(name) if head else place
+
+
+def _mismatch(target: Path, draft: Path) -> str | None:
+    """Reason why a draft model cannot guess tokens of the target; None for a draft that can, and for heads."""
+    from sametoken.checkpoint.hub import read_config
+    from sametoken.checkpoint.shared_vocabulary import check_draft_vocabulary
+    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.heads.read import is_head
+    from sametoken.model.config import ModelConfig
+
+    if is_head(draft):
+        return None
+    rows = ModelConfig.from_hf(read_config(target)).vocab_size
+    try:
+        check_draft_vocabulary(draft, rows, target, lambda: load_tokenizer(target))
+    except SametokenError as error:
+        return str(error)
+    return None
 
 
 def _settings(values: Values) -> EngineSettings:

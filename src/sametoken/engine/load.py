@@ -21,11 +21,11 @@ from sametoken.checkpoint.load import load_decoder
 from sametoken.checkpoint.memory import check_memory, times_held
 from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
-from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
+from sametoken.checkpoint.shared_vocabulary import check_draft_vocabulary
 from sametoken.checkpoint.token_ranking import draft_tokens
-from sametoken.checkpoint.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from sametoken.engine.draft_ranks import check_draft_model, check_draft_options
-from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError
+from sametoken.errors import CheckpointError, ConfigError
 from sametoken.heads.read import is_head
 from sametoken.heads.serve import LoadedDraft, load_draft
 from sametoken.kernels.cpu.variant import status
@@ -99,7 +99,7 @@ def load_models(
     place = None
     if draft is not None:
         own = directory if config.tokenizer is None else None
-        check = partial(_check_draft, target=own, plan=plan, tokenizer=tokenizer)
+        check = partial(check_draft_vocabulary, rows=plan.stated.vocab_size, target=own, tokenizer=tokenizer.result)
         place = draft_directory(draft, revisions[1], check)
         if not is_head(place):
             check(place)
@@ -290,27 +290,6 @@ def note_missing_kernels() -> None:
     if found.variant is None:
         mend = f"; {found.advice}" if found.advice else ""
         LOG.warning(f"no compiled CPU kernels are loaded ({found.reason}), so torch computes alone, slower{mend}")
-
-
-def _check_draft(directory: Path, target: Path | None, plan: _Plan, tokenizer: Future[Tokenizer]) -> None:
-    """Raise DraftMismatchError if a draft model has another tokenizer or vocabulary than the target.
-
-    Args:
-        directory: directory of the draft.
-        target: directory of the target; None if its tokenizer is set by `EngineConfig.tokenizer`.
-        plan: plan for the target.
-        tokenizer: tokenizer of the target.
-    """
-    stated = ModelConfig.from_hf(read_config(directory))
-    if has_tokenizer(directory):
-        if target is None or not same_files(target, directory):
-            check_same_tokenizer(tokenizer.result(), load_tokenizer(directory))
-    else:
-        LOG.info("%s has no tokenizer of its own: its tokens are taken to be the target's", directory)
-    if stated.vocab_size != plan.stated.vocab_size:
-        raise DraftMismatchError(
-            f"{directory} has {stated.vocab_size} output rows, the target {plan.stated.vocab_size}; they must be equal"
-        )
 
 
 def _tokenizer(directory: Path, target: ModelConfig, config: EngineConfig) -> Tokenizer:
