@@ -216,3 +216,21 @@ def test_rows_that_grow_in_turn_stay_in_one_piece(rows: int) -> None:
             assert new is not None
             pages += new
     assert all(pages == list(range(pages[0], pages[0] + 3)) for pages in owned)
+
+
+def test_rows_one_after_the_other_take_few_pages_and_rows_together_have_room() -> None:
+    """Each page far from others takes memory of its own: two megabytes for the keys of every layer."""
+    blocks = BlockManager(100_000, 2)
+    taken = [published(blocks, [row] * 5) for row in range(50)]
+    assert max(map(max, taken)) == 2 * 50 + 1  # two full pages of each row are kept
+    for wave in range(10):
+        running: list[list[int]] = []
+        for _ in range(8):
+            running.append(blocks.allocate(3) or [])
+        for number, pages in enumerate(running):
+            for _ in range(100):
+                pages += blocks.allocate(1, pages[-1]) or []
+            assert pages == list(range(pages[0], pages[0] + 103))
+            blocks.publish([wave, number, 1], pages)
+            blocks.free(pages)
+        assert max(map(max, running)) < 3000

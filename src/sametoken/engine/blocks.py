@@ -10,9 +10,11 @@ import hashlib
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
+
+GAP, ROOM = 256, 128  # pages left to a running row before another one begins, at most, and to a new row, at least
 
 
 class PageListener(Protocol):
@@ -44,7 +46,7 @@ class FreePages:
 
     def __init__(self, begin: int, end: int) -> None:
         self._begins, self._stops = ([begin], [end]) if begin < end else ([], [])
-        self._all = self.count = end - begin
+        self.count = end - begin
 
     def __iter__(self) -> Iterator[int]:
         return chain.from_iterable(map(range, self._begins, self._stops))
@@ -58,17 +60,18 @@ class FreePages:
             if 0 <= left < len(self._stops) - 1 and self._stops[left] == self._begins[left + 1]:
                 del self._stops[left], self._begins[left + 1]
 
-    def take(self, count: int, after: int | None) -> list[int]:
-        """Take `count` free pages after page `after` if possible, else in the middle of the longest run.
+    def take(self, count: int, after: int | None, running: Container[int]) -> list[int]:
+        """Take `count` free pages after page `after` if possible, else where a new row may begin.
 
-        The middle leaves room for this row and for the row before the run to grow.
+        Args:
+            count: number of pages.
+            after: last page of the row so far.
+            running: pages of all rows.
         """
         at = -1 if after is None else bisect_right(self._begins, after + 1) - 1
         begin = 0 if after is None else after + 1
         if at < 0 or begin >= self._stops[at]:
-            sizes = [end - begin for begin, end in zip(self._begins, self._stops, strict=True)]
-            at = sizes.index(max(sizes))
-            begin = self._begins[at] + (0 if sizes[at] == self._all else max(0, (sizes[at] - count) // 2))
+            at, begin = self._beginning(count, running)
         taken: list[int] = []
         while len(taken) < count:
             at %= len(self._begins)
@@ -81,6 +84,21 @@ class FreePages:
             at += len(kept)
         self.count -= count
         return taken
+
+    def _beginning(self, count: int, running: Container[int]) -> tuple[int, int]:
+        """Run and first page of a new row: in the first run in which it can grow by `ROOM` pages, else in the longest.
+
+        Low pages come first, since pages that were never used take new memory: a huge page for the keys of each layer.
+        The row before the run may be running; then it is left half of the run to grow, `GAP` pages at most.
+        """
+        longest, found = -1, (0, 0)
+        for at, (begin, end) in enumerate(zip(self._begins, self._stops, strict=True)):
+            gap = max(0, min((end - begin - count) // 2, GAP)) if begin - 1 in running else 0
+            if end - begin > longest:
+                longest, found = end - begin, (at, begin + gap)
+            if end - begin - gap - count >= ROOM:
+                return at, begin + gap
+        return found
 
 
 class BlockManager:
@@ -133,7 +151,7 @@ class BlockManager:
             page, _ = self._idle.popitem(last=False)
             self._forget(page)
             self._free.add(page)
-        taken = self._free.take(count, after) if count else []
+        taken = self._free.take(count, after, self._count) if count else []
         self._count.update(dict.fromkeys(taken, 1))
         return taken
 
