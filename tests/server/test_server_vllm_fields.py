@@ -190,6 +190,9 @@ def test_a_template_is_taken_from_requests_only_where_the_server_trusts_them(ser
     with running(LLM(tiny_pair.target), trust_request_chat_template=True) as trusting:
         assert replied(trusting, body, "/tokenize")["count"] == 4
         assert replied(trusting, {**CHAT, **body})["usage"]["prompt_tokens"] == 4
+        refused = trusting.post("/v1/chat/completions", {**CHAT, "chat_template": "{% if messages %}"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
+        assert "line 1" in refused.json()["error"]["message"]
 
 
 def test_a_server_may_tell_more_than_requests_ask_for(tiny_pair: Pair) -> None:

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from typing_extensions import TypedDict
 
 from sametoken.errors import (
+    CheckpointError,
     EngineError,
     ModelOutputError,
     PromptTooLongError,
@@ -134,7 +135,7 @@ def refused(error: RequestError, fields: Mapping[str, str]) -> ApiError:
     return ApiError(400, shorten(message), param=field + inner or None, code=code, details=details)
 
 
-def misread(error: RequestError | RecursionError, field: str) -> ApiError:
+def misread(error: RequestError | CheckpointError | RecursionError, field: str) -> ApiError:
     """API error for a field of the body that the tokenizer or the chat template refuses."""
     return ApiError(400, shorten(f"{field}: {error}"), param=field)
 

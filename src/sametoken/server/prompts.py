@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sametoken.engine.llm import LLM
 from sametoken.engine.llm_requests import Prompt
 from sametoken.engine.request import Request
-from sametoken.errors import PromptTooLongError, RequestError
+from sametoken.errors import CheckpointError, PromptTooLongError, RequestError
 from sametoken.options.json_types import MOST_BIAS
 from sametoken.options.sampling import SamplingParams
 from sametoken.options.server import ServerConfig
@@ -144,6 +144,8 @@ class Prompts:
             raise
         except (RequestError, RecursionError) as error:
             raise misread(error, field) from error
+        except CheckpointError as error:  # the request's template: the model's own were tried at the start
+            raise misread(error, "chat_template") from error
 
     async def rendered(self, talk: ChatTalk, special_tokens: bool, field: str) -> tuple[str, list[int]]:
         """Call `render` in a thread, so that the event loop does not wait."""
