@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, reply
 from sametoken.server.exchange import CURRENT
+from sametoken.server.scored_reply import Encode, encoded
 
 T = TypeVar("T")
 
@@ -63,12 +63,14 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
     return None if task.cancelled() else task.result()
 
 
-def part_of(events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True) -> Message:
+def part_of(
+    events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True, encode: Encode = encoded
+) -> Message:
     """Part of a reply: server-sent events, each named by its type if it has one, and `mark` after them."""
     spelled = ""
     for event in events:
         name = f"event: {event['type']}\n" if "type" in event else ""
-        spelled += f"{name}data: {json.dumps(event, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        spelled += f"{name}data: {encode(event)}\n\n"
     return {"type": "http.response.body", "body": spelled.encode() + mark, "more_body": more}
 
 

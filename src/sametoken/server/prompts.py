@@ -27,7 +27,7 @@ from sametoken.server.threads import SideWork, aside
 from sametoken.server.tools import call_tag
 from sametoken.server.tools_in_text import tools_in_text
 
-MOST_SCORES = 2**20  # log-probabilities of one request, at most, if each token has the whole vocabulary
+MOST_SCORES = 2**19  # log-probabilities of one request, at most, if each token has the whole vocabulary
 
 
 class Made(NamedTuple):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from sametoken.engine.completion import Completion
+from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.errors import worded
 from sametoken.server.http import DONE, part_of, when_gone
+from sametoken.server.scored_reply import Encode, written
 from sametoken.server.words import Event, Words
 from sametoken.server.worker import Job
 
@@ -51,21 +52,38 @@ class EventStream(Response):
                         if progress is not None:
                             progress.cancel()
                         job.saw(chunk)
-                        await send(part_of(words.delta(chunk)))
+                        await send(await self._part(chunk))
                         done += [chunk.completion] if chunk.completion is not None else []
-                    last = words.last(done) if len(done) == len(job.requests) else []
+                    last = await self._end(done)
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                         raise  # the connection, not the engine
                     refusal = worded(error, self._fields, job.worker.config.request_timeout)
                     job.worker.count(refusal)
-                    last = [refusal.anthropic if self._anthropic else refusal.body]
+                    last = part_of([refusal.anthropic if self._anthropic else refusal.body], self._mark, more=False)
                 job.close()  # before the last event, after which a client may read the metrics
-                await send(part_of(last, self._mark, more=False))
+                await send(last)
         finally:
             if progress is not None:
                 progress.cancel()
             job.close()
+
+    def _part(self, chunk: Chunk) -> Awaitable[Message]:
+        """Part of the reply with the events of a chunk."""
+
+        def write(encode: Encode) -> Message:
+            return part_of(self._words.delta(chunk), encode=encode)
+
+        return written(self._job.requests, len(chunk.token_ids), write)
+
+    def _end(self, done: Sequence[Completion]) -> Awaitable[Message]:
+        """Last part of the reply; without events if a choice was not completed."""
+
+        def write(encode: Encode) -> Message:
+            events = self._words.last(done) if len(done) == len(self._job.requests) else []
+            return part_of(events, self._mark, more=False, encode=encode)
+
+        return written(self._job.requests, sum(len(each.token_ids) for each in done), write)
 
 
 async def _send_progress(reading: Callable[[], list[Event]], send: Send) -> None:

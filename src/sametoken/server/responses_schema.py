@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema, model_validator
 
 from sametoken.errors import RequestError
+from sametoken.options.json_types import Logprobs
 from sametoken.server.chat_schema import (
     MOST_TOOLS,
     Effort,
@@ -16,7 +17,7 @@ from sametoken.server.chat_schema import (
     TemplateOptions,
     effort_options,
 )
-from sametoken.server.fields import NO_LIMIT, Alternatives, Body, History, Limit, Spoken
+from sametoken.server.fields import NO_LIMIT, Body, History, Limit, Spoken
 from sametoken.server.schema import Generation
 from sametoken.server.text_request import Call, ChatTalk, ToolUse, Turn
 
@@ -230,8 +231,8 @@ class ResponsesRequest(Generation):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     """additions to the reply: log-probabilities of its tokens. `reasoning.encrypted_content` has no effect: items of
     type `reasoning` have their text, and may be sent back unchanged."""
-    top_logprobs: Alternatives | None = None
-    """number of alternatives that are reported per token; -1 is the whole vocabulary."""
+    top_logprobs: Logprobs | None = None
+    """number of alternatives that are reported per token."""
     truncation: Literal["disabled"] | None = None
     """only `disabled`: an input that is longer than the context is an error."""
     enable_response_messages: bool | None = None

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sametoken.engine.completion import Completion
+from sametoken.engine.request import Request as EngineRequest
 from sametoken.errors import RequestError
 from sametoken.server.api import Api
 from sametoken.server.beams import search
@@ -31,6 +32,7 @@ from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
+from sametoken.server.scored_reply import Encode, written
 from sametoken.server.stored import StoredResponse
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import SideWork, aside
@@ -39,6 +41,7 @@ from sametoken.server.worker import Job
 
 LOG = logging.getLogger("sametoken.server")
 Keep = Callable[[dict[str, Any]], None]
+_Reply = tuple[Sequence[EngineRequest], Words, Sequence[Completion]]
 
 
 class ApiFormat(NamedTuple):
@@ -107,7 +110,7 @@ class TextApi(Api):
                 raise worded(error, asked.fields, self._worker.config.request_timeout) from error
             if len(done) < len(job.requests):
                 return Response(status_code=CLIENT_GONE)
-            return JSONResponse(words.whole(done))
+            return await _whole([(job.requests, words, done)])
 
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
@@ -115,7 +118,7 @@ class TextApi(Api):
     async def chat_batch(self, request: Request) -> Response:
         """Continue several conversations, each in one choice."""
         body = await self._read(request, BatchChatRequest)
-        begun, replies, fields = list[tuple[Job, Words]](), list[Mapping[str, Any]](), body.parts[0].request.fields
+        begun, replies, fields = list[tuple[Job, Words]](), list[_Reply](), body.parts[0].request.fields
         self._worker.admit(len(body.parts))
         try:
             for part in body.parts:
@@ -126,13 +129,13 @@ class TextApi(Api):
                 done = await completions(job, request.receive)
                 if len(done) < len(job.requests):
                     return Response(status_code=CLIENT_GONE)
-                replies.append(words.whole(done))
+                replies.append((job.requests, words, done))
         except Exception as error:
             raise worded(error, fields, self._worker.config.request_timeout) from error
         finally:
             for job, _ in begun:
                 job.close()
-        return JSONResponse(joined(replies))
+        return await _whole(replies, joined)
 
     async def _begin(
         self, api: ApiFormat, request: Request, body: Any, asked: TextRequest, keep: Keep | None = None
@@ -185,7 +188,7 @@ class TextApi(Api):
             raise worded(error, asked.fields, worker.config.request_timeout) from error
         if made is None or not done:
             return Response(status_code=CLIENT_GONE)
-        return JSONResponse(self._words(api, body, asked, made).whole(done))
+        return await _whole([(made.requests, self._words(api, body, asked, made), done)])
 
     def _words(self, api: ApiFormat, body: Any, asked: TextRequest, made: Made, keep: Keep | None = None) -> Words:
         """Writer of the reply to a request."""
@@ -264,3 +267,16 @@ class TextApi(Api):
         assert asked.conversation is not None
         _, ids = await self._prompts.rendered(asked.conversation, asked.special_tokens, "messages")
         return JSONResponse({"input_tokens": len(ids)})
+
+
+async def _whole(
+    replies: Sequence[_Reply], join: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] = lambda each: each[0]
+) -> Response:
+    """Whole reply, which `join` makes of the replies to the parts of a request."""
+
+    def write(encode: Encode) -> Response:
+        words = join([words.whole(done) for _, words, done in replies])
+        return Response(encode(words), media_type="application/json")
+
+    tokens = sum(len(each.token_ids) for _, _, done in replies for each in done)
+    return await written([each for requests, _, _ in replies for each in requests], tokens, write)

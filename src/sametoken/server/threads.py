@@ -69,6 +69,7 @@ class SideWork(Enum):
 
     GRAMMAR = 4  # most of these jobs wait for a trial; see `engine.grammar_trial`
     TEMPLATE = 2
+    SCORES = 1  # replies with many log-probabilities
     TEXT = 3  # texts for a tokenizer whose rules have an unknown cost
 
 
