@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
 from cli_checks import Pair
 from sametoken import LLM, SamplingParams
-from sametoken.engine.saved import give, keep, read, write
+from sametoken.engine.saved import DIGEST, give, keep, read, write
 from sametoken.errors import DataError
 
 PROMPT = list(range(5, 60))
@@ -81,6 +83,47 @@ def test_files_that_do_not_fit_are_refused(tiny_pair: Pair, tmp_path: Path, one_
         read(llm.engine, tmp_path / "none.bin", mine)
     with pytest.raises(DataError, match="not a regular file"):
         read(llm.engine, Path("/dev/zero"), mine)
+
+
+def sealed(content: bytes) -> bytes:
+    """Content of a file with the digest of whoever altered it."""
+    return content + blake2b(content, digest_size=DIGEST).digest()
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        {"drafts": -1}, {"drafts": "x"}, {"drafts": [1]}, {"drafts": {"ngram": 10**9}}, {"drafts": {"ngram": None}},
+        {"tokens": None}, {"tokens": "x"}, {"tokens": -1}, {"pages": {}}, {"pages": -1}, {"pages": 1.5},
+    ],
+)  # fmt: skip
+def test_a_header_that_was_altered_with_its_digest_is_refused(
+    tiny_pair: Pair, tmp_path: Path, one_thread: None, altered: dict[str, object]
+) -> None:
+    llm, file = engine_of(tiny_pair), tmp_path / "s.bin"
+    saved(llm, file)
+    line, _, rest = file.read_bytes()[:-DIGEST].partition(b"\n")
+    file.write_bytes(sealed(json.dumps({**json.loads(line), **altered}).encode() + b"\n" + rest))
+    with pytest.raises(DataError, match="its header does not match"):
+        read(llm.engine, file, llm.fingerprint())
+
+
+@pytest.mark.parametrize("header", [b"{", b"[]", b'{"a":' * 100_000, b"{}", b"\xff"])
+def test_a_header_that_is_no_object_is_refused(
+    tiny_pair: Pair, tmp_path: Path, one_thread: None, header: bytes
+) -> None:
+    llm, file = engine_of(tiny_pair), tmp_path / "s.bin"
+    file.write_bytes(sealed(header + b"\n"))
+    with pytest.raises(DataError, match="no sequence of this version"):
+        read(llm.engine, file, llm.fingerprint())
+
+
+def test_a_file_that_no_cache_can_hold_is_not_read(tiny_pair: Pair, tmp_path: Path, one_thread: None) -> None:
+    llm, file = engine_of(tiny_pair, max_tokens=32), tmp_path / "s.bin"
+    with file.open("wb") as stream:
+        stream.truncate(2**38)  # without blocks on the disk
+    with pytest.raises(DataError, match=f"got {2**38} bytes, expected at most"):
+        read(llm.engine, file, llm.fingerprint())
 
 
 def test_a_cache_that_is_too_small_says_so(tiny_pair: Pair, tmp_path: Path, one_thread: None) -> None:

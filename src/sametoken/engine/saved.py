@@ -113,11 +113,15 @@ def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
     """Read a file; return its sequence and its size in bytes. May be called on any thread.
 
     Raises:
-        DataError: the file is missing, truncated, altered, or of another engine.
+        DataError: the file is missing, too large, truncated, altered, or of another engine.
     """
+    most = 2**20 + 2 * sum(whole.nbytes for whole in _paged(engine.caches))  # a header, ids and every page
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
+        if not stat.S_ISREG((found := file.stat()).st_mode):
             raise DataError(f"{file.name}: not a regular file", advice=SAVE_AGAIN)
+        if found.st_size > most:
+            words = f"got {found.st_size} bytes, expected at most {most}, which hold the whole KV cache"
+            raise DataError(f"{file.name}: {words}", advice=SAVE_AGAIN)
         whole = bytearray(file.read_bytes())
     except OSError as error:
         raise DataError(f"{file.name}: {error.strerror}", advice=SAVE_AGAIN) from error
@@ -125,20 +129,36 @@ def read(engine: Engine, file: Path, made_by: str) -> tuple[Kept, int]:
     if hashlib.blake2b(body, digest_size=DIGEST).digest() != end:
         raise DataError(f"{file.name}: truncated or altered since it was written", advice=SAVE_AGAIN)
     first = bytes(whole[: whole.find(b"\n") + 1])
-    head = json.loads(first) if first.startswith(b"{") else {}
+    head = _header(first)
     if head.get("kind") != KIND or head.get("version") != VERSION:
         raise DataError(f"{file.name}: no sequence of this version of sametoken", advice=SAVE_AGAIN)
-    if head["made_by"] != made_by:
+    if head.get("made_by") != made_by:
         words = "written with another model, draft, number format or other kernels than this server has"
         raise DataError(f"{file.name}: {words}", advice=f"start the server that wrote it, or {SAVE_AGAIN}")
-    if (found := _parts(engine, head, body[len(first) :])) is None:
+    if (kept := _parts(engine, head, body[len(first) :])) is None:
         raise DataError(f"{file.name}: its header does not match its content", advice=SAVE_AGAIN)
-    return found, len(whole)
+    return kept, len(whole)
+
+
+def _header(line: bytes) -> dict[str, Any]:
+    """Header of a file; {} for a line that is no object of JSON."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | None:
-    """Sequence from the bytes after a header; None if their size does not match it."""
-    wanted = [(torch.int64, (head["tokens"],)), *_shapes(engine.caches, head["pages"])]
+    """Sequence from the bytes after a header; None if a number in it is wrong, or their size does not match it."""
+    given: list[Any] = [head.get(name) for name in ("tokens", "pages", "drafts")]
+    tokens, pages, drafts = given
+    counts = [tokens, pages, *(drafts.values() if isinstance(drafts, dict) else [None])]
+    if not all(type(count) is int and 0 <= count <= len(rest) for count in counts):
+        return None
+    if tokens - pages * engine.table.page_size not in (0, 1) or max(drafts.values(), default=0) > tokens:
+        return None
+    wanted = [(torch.int64, (tokens,)), *_shapes(engine.caches, pages)]
     sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in wanted]
     if sum(sizes) != len(rest):
         return None
@@ -146,7 +166,7 @@ def _parts(engine: Engine, head: Mapping[str, Any], rest: memoryview) -> Kept | 
     for (dtype, shape), size in zip(wanted, sizes, strict=True):
         parts.append(whole[start : start + size].clone().view(dtype).view(shape))
         start += size
-    return Kept(parts[0].tolist(), head["pages"], head["drafts"], parts[1:])
+    return Kept(parts[0].tolist(), pages, drafts, parts[1:])
 
 
 def _bytes(tensor: Tensor) -> bytes:
