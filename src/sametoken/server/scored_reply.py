@@ -47,7 +47,7 @@ def _pieces(value: Any) -> Iterator[str]:
 
 
 async def written(requests: Sequence[Request], tokens: int, write: Callable[[Encode], T]) -> T:
-    """Return what `write` makes with an encoder of JSON: in a thread if it has many log-probabilities.
+    """Call `write` with an encoder of JSON and return its result: in a thread if it has many log-probabilities.
 
     Args:
         requests: engine requests of one reply.
