@@ -27,7 +27,7 @@ KEPT = 2  # idle processes that wait for a further job
 NAMES = ("TZ", "LANG", "LC_ALL", "LC_TIME", "PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
 
 
-class Limits(NamedTuple):
+class JobLimits(NamedTuple):
     """Limits of one job.
 
     Attributes:
@@ -44,10 +44,10 @@ class Limits(NamedTuple):
         return f"takes more than {self.seconds:g} s or {self.memory >> 20} MiB"
 
 
-class Work(Protocol):
+class JobModule(Protocol):
     """Module with the work of a child process."""
 
-    LIMITS: Limits
+    LIMITS: JobLimits
 
     @staticmethod
     def begin() -> Callable[[bytes], bytes]:
@@ -59,10 +59,10 @@ def serve(module: str) -> None:
     """Reply to jobs from standard input until it ends; the entry point of a child process.
 
     Args:
-        module: name of a module as in `Work`. An error of its function ends the process.
+        module: name of a module as in `JobModule`. An error of its function ends the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    work = cast(Work, import_module(module))
+    work = cast(JobModule, import_module(module))
     reply, given, answers = work.begin(), sys.stdin.buffer, sys.stdout.buffer
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
@@ -93,11 +93,11 @@ class Limited:
     """Child processes for one kind of work, started on demand and ended with this object.
 
     Args:
-        module: name of a module as in `Work`.
+        module: name of a module as in `JobModule`.
         limits: its limits.
     """
 
-    def __init__(self, module: str, limits: Limits) -> None:
+    def __init__(self, module: str, limits: JobLimits) -> None:
         self._module, self._wait = module, limits.wait
         self._lock, self._idle, self._owner = threading.Lock(), list[_Process](), os.getpid()
         weakref.finalize(self, _end, self._idle, self._owner)

@@ -1,7 +1,7 @@
 """Renderer of chat templates, in child processes with limits.
 
-A template is an untrusted program. Jinja's sandbox protects the objects of the interpreter; what it does not end, the
-limits do. This module imports neither torch nor transformers, so that a process starts within 0.1 s.
+A template is an untrusted program. Jinja's sandbox protects the objects of the interpreter, and the limits end a
+template that runs too long. This module imports neither torch nor transformers, so that a process starts within 0.1 s.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from sametoken.limited import Limited, Limits
+from sametoken.limited import JobLimits, Limited
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -23,7 +23,7 @@ TEMPLATE_SECONDS = 2.0  # CPU time for one conversation
 MOST_MEMORY = 2**29  # bytes that a template may allocate
 MOST_TEXT = 2**24  # characters of a rendered conversation
 MOST_WAIT = 30.0  # seconds of wall-clock time for a reply, on a busy machine
-LIMITS = Limits(TEMPLATE_SECONDS, MOST_MEMORY, MOST_WAIT)
+LIMITS = JobLimits(TEMPLATE_SECONDS, MOST_MEMORY, MOST_WAIT)
 TEXT, REFUSED, UNREADABLE, INVALID, COSTLY = "text", "refused", "unreadable", "invalid", "costly"
 WORK = Limited(__name__, LIMITS)
 

@@ -18,12 +18,12 @@ from typing import Any
 
 from sametoken.checkpoint.gguf.splitting import SPLITS
 from sametoken.errors import RequestError
-from sametoken.limited import Limited, Limits
+from sametoken.limited import JobLimits, Limited
 
 TRIAL_SECONDS = 5  # CPU time for the texts of one trial
 TRIAL_MEMORY = 2**31  # bytes that a trial may allocate
 MOST_WAIT = 60.0  # seconds of wall-clock time, on a busy machine
-LIMITS = Limits(TRIAL_SECONDS, TRIAL_MEMORY, MOST_WAIT)
+LIMITS = JobLimits(TRIAL_SECONDS, TRIAL_MEMORY, MOST_WAIT)
 MOST_TEXT = 2**22  # bytes of the text of a request: a million tokens of English, about 5 s and 0.5 GB
 USUAL_GROWTH = 16  # bytes that a normaliser makes of one at MOST_TEXT; more lowers the limit of texts
 MOST_GROWTH = 256  # bytes that rules may make of one
@@ -39,7 +39,7 @@ WORK = Limited(__name__, LIMITS)
 
 
 class TextCost:
-    """Limits on the cost of texts for a tokenizer.
+    """JobLimits on the cost of texts for a tokenizer.
 
     Args:
         backend: tokenizer of the library.

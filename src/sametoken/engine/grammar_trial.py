@@ -19,7 +19,7 @@ from typing import Any
 from sametoken.engine.closed_objects import closed
 from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
 from sametoken.engine.structural_tag import JSON_FORM, lark_of
-from sametoken.limited import Limited, Limits
+from sametoken.limited import JobLimits, Limited
 
 # Limits of the work of one grammar, in llguidance's units, which are equal on every machine. The lexer's expressions
 # bound the first mask to about 0.2 s and literals to 100 kB; its states, of 1 to 2 kB each, bound memory.
@@ -34,7 +34,7 @@ MOST_MEMORY = 2**28  # bytes of a trial, beyond the stack and the interpreter
 MOST_WAIT = 20.0  # seconds of wall-clock time, on a busy machine
 SMALL = 2**10  # characters of a grammar as JSON that needs no trial, unless one of `CONJUNCTIONS` is in it
 CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "excludes", "&", "~", "%")
-LIMITS = Limits(MOST_SECONDS, STACK + MOST_MEMORY, MOST_WAIT)
+LIMITS = JobLimits(MOST_SECONDS, STACK + MOST_MEMORY, MOST_WAIT)
 TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
 WORK = Limited(__name__, LIMITS)
 
