@@ -159,7 +159,8 @@ class LLM:
             prompts: text or token ids, one or several.
             params: parameters of all prompts, or one for each; None for `get_default_sampling_params()`.
             progress: true for a bar of finished completions on standard error, if that is a terminal.
-            sampling_params, use_tqdm: vLLM's names for `params` and `progress`.
+            sampling_params: vLLM's name for `params`.
+            use_tqdm: vLLM's name for `progress`.
         """
         requests = self.requests(prompts, sampling_params if params is None else params)
         finished = (emission.finished for emission in self._run(requests))
