@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from sametoken.options.sampling import SamplingParams
 from sametoken.server import reply
 from sametoken.server.llama.schema import NativeRequest, Telemetry
 from sametoken.server.llama.words import LlamaWords, NativeWords
@@ -75,7 +76,7 @@ async def _tell_and_reply() -> None:
         return [{"about": "prompt"}]
 
     words = Mock(reading=reading, **{"first.return_value": [], "delta.return_value": [{"about": "reply"}]})
-    stream = EventStream(Mock(chunks=chunks(), requests=[0]), words, {}, anthropic=False)
+    stream = EventStream(Mock(chunks=chunks(), requests=[Mock(params=SamplingParams())]), words, {}, anthropic=False)
     await stream({"type": "http"}, asyncio.Event().wait, send)  # type: ignore[arg-type]
     said = [line for line in b"".join(sent).splitlines() if line.startswith(b"data: {")]
     assert said[:1] == [b'data: {"about":"prompt"}']

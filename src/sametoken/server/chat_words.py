@@ -20,6 +20,9 @@ class ChatWords(Words):
         self._head, self._tokenizer, self._requests, self._reader = source
         self._scores = source.head.usual.spelling(self._tokenizer, body.return_tokens_as_token_ids)
         self._progress = Progress(body, source)
+        # True if an event without a delta reports something else: scores, tokens, drafts or usage.
+        scored = body.logprobs or body.prompt_logprobs is not None
+        self._tells = bool(scored or body.return_token_ids or body.reports or self._progress.always)
         self._begin = self._head.of("chat.completion.chunk")  # first fields of every event
         self._messages = [Message() for _ in source.requests]
 
@@ -43,7 +46,7 @@ class ChatWords(Words):
         # Clients that read usage in every chunk expect it to grow.
         if not delta or chunk.completion is None or self._progress.always:
             event = self._event(chunk, delta)
-            return [event] if delta or chunk.completion is not None or _reports(event) else []
+            return [event] if delta or chunk.completion is not None or self._tells else []
         rest, ended = parts(chunk)
         return [self._event(rest, delta), self._event(ended, {})]
 
@@ -91,10 +94,3 @@ class ChatWords(Words):
     def _usage(self, completions: Sequence[Completion]) -> Usage:
         thought = [self._reader.counted(self._tokenizer, completion.token_ids).reasoning for completion in completions]
         return total_usage(completions, sum(thought))
-
-
-def _reports(event: dict[str, Any]) -> bool:
-    """True if an event without a delta reports something else: scores, tokens, drafts or usage."""
-    (choice,) = event["choices"]
-    found = [choice[name] for name in ("logprobs", "token_ids", "speculative") if name in choice]
-    return any(found) or bool(event.get("usage")) or "prompt_logprobs" in event

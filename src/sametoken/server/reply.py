@@ -12,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from sametoken.engine.completion import Chunk, Completion
 from sametoken.server.errors import worded
 from sametoken.server.http import DONE, part_of, when_gone
-from sametoken.server.scored_reply import Encode, written
+from sametoken.server.scored_reply import Encode, scored, written
 from sametoken.server.words import Event, Words
 from sametoken.server.worker import Job
 
@@ -40,7 +40,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events of each chunk as soon as the engine emits it."""
-        job, words, done = self._job, self._words, list[Completion]()
+        job, words, done, scores = self._job, self._words, list[Completion](), scored(self._job.requests)
         progress: asyncio.Future[None] | None = None
         try:
             with when_gone(receive, job.close):
@@ -52,9 +52,15 @@ class EventStream(Response):
                         if progress is not None:
                             progress.cancel()
                         job.saw(chunk)
-                        await send(await self._part(chunk))
+                        if scores:
+                            await send(await self._part(chunk))
+                        elif events := words.delta(chunk):
+                            await send(part_of(events))
                         done += [chunk.completion] if chunk.completion is not None else []
-                    last = await self._end(done)
+                    if scores:
+                        last = await self._end(done)
+                    else:
+                        last = part_of(self._rest(done), self._mark, more=False)
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                         raise  # the connection, not the engine
@@ -76,12 +82,15 @@ class EventStream(Response):
 
         return written(self._job.requests, len(chunk.token_ids), write)
 
+    def _rest(self, done: Sequence[Completion]) -> list[Event]:
+        """Events after the last chunk; none if a choice was not completed."""
+        return self._words.last(done) if len(done) == len(self._job.requests) else []
+
     def _end(self, done: Sequence[Completion]) -> Awaitable[Message]:
-        """Last part of the reply; without events if a choice was not completed."""
+        """Last part of the reply."""
 
         def write(encode: Encode) -> Message:
-            events = self._words.last(done) if len(done) == len(self._job.requests) else []
-            return part_of(events, self._mark, more=False, encode=encode)
+            return part_of(self._rest(done), self._mark, more=False, encode=encode)
 
         return written(self._job.requests, sum(len(each.token_ids) for each in done), write)
 

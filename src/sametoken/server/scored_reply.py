@@ -46,6 +46,11 @@ def _pieces(value: Any) -> Iterator[str]:
     yield end
 
 
+def scored(requests: Sequence[Request]) -> bool:
+    """True if the reply to engine requests has log-probabilities, so that `written` writes it."""
+    return any(request.params.logprobs or request.params.prompt_logprobs for request in requests)
+
+
 async def written(requests: Sequence[Request], tokens: int, write: Callable[[Encode], T]) -> T:
     """Call `write` with an encoder of JSON and return its result: in a thread if it has many log-probabilities.
 

@@ -32,7 +32,7 @@ from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.scored_reply import Encode, written
+from sametoken.server.scored_reply import Encode, scored, written
 from sametoken.server.stored import StoredResponse
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import SideWork, aside
@@ -110,7 +110,9 @@ class TextApi(Api):
                 raise worded(error, asked.fields, self._worker.config.request_timeout) from error
             if len(done) < len(job.requests):
                 return Response(status_code=CLIENT_GONE)
-            return await _whole([(job.requests, words, done)])
+            if scored(job.requests):
+                return await _whole([(job.requests, words, done)])
+            return JSONResponse(words.whole(done))
 
         answer.__name__, answer.__doc__ = api.name, api.purpose
         return answer
