@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sametoken import LLM
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.drafters.base import ANYONE, Drafter, Proposed, RowOrigin
 from sametoken.drafters.device import Proposer, proposers
 from sametoken.drafters.tree import chain_of

@@ -29,7 +29,8 @@ from peers_engines.launches import Peers, launch
 from peers_engines.report import Report
 
 from sametoken.checkpoint.hub import read_config, resolve
-from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.embedded import draft, target
 from sametoken.errors import ConfigError, SametokenError
 from sametoken.prompts.files import read_items

@@ -3,6 +3,9 @@
 A chat template, the rules of a tokenizer and a grammar may run for hours or fill the memory, in one call that no thread
 can end. A process can be ended. It works on one job after the other; a job takes about 0.3 ms more than in this
 process. This module imports only the standard library, so that a process starts within 0.1 s.
+
+A module with work has `LIMITS`, which are `JobLimits`, and `begin`, which imports libraries before the limits hold and
+returns the function that replies to a job, from bytes to bytes.
 """
 
 from __future__ import annotations
@@ -16,14 +19,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import IO, NamedTuple, Protocol, cast
+from typing import IO, Any, NamedTuple, cast
 
 CHILD = "import sys; sys.path[:] = sys.argv[2:]; from sametoken.limited import serve; serve(sys.argv[1])"
 HEADER = 8  # bytes of the length before each job and each reply
 KEPT = 2  # idle processes that wait for a further job
+KEPT_SIZE = 2**27  # resident bytes of a process that is kept; a larger one ends, which frees the memory of its jobs
 NAMES = ("TZ", "LANG", "LC_ALL", "LC_TIME", "PATH", "LD_LIBRARY_PATH", "PYTHONHOME")
 
 
@@ -44,32 +47,21 @@ class JobLimits(NamedTuple):
         return f"takes more than {self.seconds:g} s or {self.memory >> 20} MiB"
 
 
-class JobModule(Protocol):
-    """Module with the work of a child process."""
-
-    LIMITS: JobLimits
-
-    @staticmethod
-    def begin() -> Callable[[bytes], bytes]:
-        """Import libraries, before the limits hold, and return the function that replies to a job."""
-        ...
-
-
 def serve(module: str) -> None:
     """Reply to jobs from standard input until it ends; the entry point of a child process.
 
     Args:
-        module: name of a module as in `JobModule`. An error of its function ends the process.
+        module: name of a module with work. An error of its function ends the process.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    work = cast(JobModule, import_module(module))
+    work: Any = import_module(module)
     reply, given, answers = work.begin(), sys.stdin.buffer, sys.stdout.buffer
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     while len(size := given.read(HEADER)) == HEADER:
         job = given.read(int.from_bytes(size, "little"))
-        most = _size() + work.LIMITS.memory
+        most = size_of("self") + work.LIMITS.memory
         resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, work.LIMITS.seconds)  # the default action of its signal ends the process
         answer = reply(job)
@@ -78,10 +70,10 @@ def serve(module: str) -> None:
         answers.flush()
 
 
-def _size() -> int:
-    """Size of this process's address space in bytes."""
-    with open("/proc/self/statm", encoding="ascii") as stated:
-        return int(stated.read().split()[0]) * resource.getpagesize()
+def size_of(process: int | str, *, resident: bool = False) -> int:
+    """Size in bytes of a process's address space, or of its part that is in memory; "self" is this process."""
+    with open(f"/proc/{process}/statm", encoding="ascii") as stated:
+        return int(stated.read().split()[resident]) * resource.getpagesize()
 
 
 def environment() -> dict[str, str]:
@@ -93,7 +85,7 @@ class Limited:
     """Child processes for one kind of work, started on demand and ended with this object.
 
     Args:
-        module: name of a module as in `JobModule`.
+        module: name of a module with work.
         limits: its limits.
     """
 
@@ -131,7 +123,7 @@ class Limited:
 
     def _keep(self, process: _Process) -> None:
         with self._lock:
-            if len(self._idle) < KEPT:
+            if len(self._idle) < KEPT and process.size() <= KEPT_SIZE:
                 self._idle.append(process)
                 return
         process.end()
@@ -153,6 +145,13 @@ class _Process:
 
     def is_alive(self) -> bool:
         return self._child.poll() is None
+
+    def size(self) -> int:
+        """Bytes of the process that are in memory; 0 if it has ended."""
+        try:
+            return size_of(self._child.pid, resident=True)
+        except OSError:
+            return 0
 
     def reply(self, job: bytes, wait: float) -> bytes | None:
         """Reply of the process to a job; None if the process ended, or did not reply within `wait` seconds."""

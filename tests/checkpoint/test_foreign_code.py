@@ -25,7 +25,7 @@ def test_a_tokenizers_code_is_refused_without_a_question(tmp_path: Path) -> None
     mapped = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (model / "tokenizer_config.json").write_text(json.dumps(mapped))
     program = (
-        "from pathlib import Path; from sametoken.checkpoint.tokenizer import load_tokenizer; "
+        "from pathlib import Path; from sametoken.checkpoint.tokenizer_files import load_tokenizer; "
         f"load_tokenizer(Path({str(model)!r}))"
     )
     done = subprocess.run(

@@ -34,7 +34,7 @@ from sametoken.checkpoint.gguf.parts import chosen_files  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import read_config, resolve  # noqa: E402
 from sametoken.checkpoint.load import load_decoder  # noqa: E402
-from sametoken.checkpoint.tokenizer import load_tokenizer  # noqa: E402
+from sametoken.checkpoint.tokenizer_files import load_tokenizer  # noqa: E402
 from sametoken.errors import CheckpointError, ConfigError, HubError, UnsupportedModelError  # noqa: E402
 from sametoken.model.config import ModelConfig  # noqa: E402
 from sametoken.model.formats.base import signed_bytes  # noqa: E402

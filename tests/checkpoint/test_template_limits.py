@@ -138,6 +138,17 @@ def test_a_process_that_ended_is_replaced() -> None:
     assert render({"default": "{{ messages[0].content }}"}, SAID, {}) == "hello"
 
 
+def test_a_process_that_grew_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = limited.Limited(templating.__name__, templating.LIMITS)
+    monkeypatch.setattr(templating, "WORK", work)
+    render({"default": "x"}, SAID, {})
+    (kept,) = work._idle
+    monkeypatch.setattr(limited, "KEPT_SIZE", kept.size() + 2**23)
+    render({"default": "{{ 'a' * 2**23 }}" * 2}, SAID, {})
+    assert work._idle == []
+    assert not kept.is_alive()
+
+
 def test_values_of_other_types_are_rendered() -> None:
     class Name(str):
         pass

@@ -14,7 +14,7 @@ from engine_checks import speak_bytes
 from sametoken import embedded
 from sametoken.checkpoint import tokenizer as tokenizers
 from sametoken.checkpoint.token_ranking import draft_tokens, read_tokens
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import ConfigError
 from sametoken.options.speculation import SpeculativeConfig
 

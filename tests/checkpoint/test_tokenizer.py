@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Tokenizer as Backend
 
 from sametoken.checkpoint.shared_vocabulary import check_same_tokenizer, same_files
-from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import (
     CheckpointError,
     ConfigError,
@@ -150,7 +151,7 @@ def test_plain_files_are_read_without_transformers(tmp_path: Path) -> None:
     save(tmp_path, byte_fallback(), PLAIN)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     code = (
-        "import sys, pathlib; from sametoken.checkpoint.tokenizer import load_tokenizer\n"
+        "import sys, pathlib; from sametoken.checkpoint.tokenizer_files import load_tokenizer\n"
         "t = load_tokenizer(pathlib.Path(sys.argv[1])); t.apply_chat_template([{'role': 'user', 'content': 'x'}])\n"
         "assert not {'transformers', 'huggingface_hub', 'torch'} & sys.modules.keys()"
     )

@@ -18,7 +18,7 @@ from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.gguf.directory import directory_of
 from sametoken.checkpoint.gguf.splitting import LLAMA3, QWEN2
 from sametoken.checkpoint.load import load_decoder, read_weights
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.model.formats.coded import Coded
 from sametoken.prompts.sources import BUILT_IN
 from sametoken.quantise.report import REPORT

@@ -17,7 +17,7 @@ from quantised_readers import read_elsewhere
 from sametoken import LLM, SamplingParams
 from sametoken.checkpoint.load import read_weights
 from sametoken.checkpoint.quantised.layouts import coded
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.checkpoint.write import Shards
 from sametoken.errors import DataError
 from sametoken.files import new_directory

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cli_checks import Pair
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.train.dataset.preparation import tokenise
 from training_checks import log_of, write_conversations
 

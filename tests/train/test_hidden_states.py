@@ -19,7 +19,7 @@ from cli_checks import Pair
 from sametoken import embedded
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import ConfigError, DataError
 from sametoken.model.decoder import Decoder
 from sametoken.train.dataset import extraction

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from chat_templates import STOCK
 from sametoken.checkpoint.identity import model_digest
-from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import DataError
 from sametoken.files import write_json
 from sametoken.train.dataset.preparation import data_digest, prepare

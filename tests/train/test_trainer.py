@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.load import load_decoder
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import CheckpointError, ConfigError, DataError, SametokenError
 from sametoken.files import write_tensors
 from sametoken.heads.read import read_head

@@ -12,7 +12,7 @@ from pathlib import Path
 from sametoken import embedded
 from sametoken.checkpoint.contents import trained_part
 from sametoken.checkpoint.hub import read_config, read_json, resolve
-from sametoken.checkpoint.tokenizer import has_tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer_files import has_tokenizer, load_tokenizer
 from sametoken.kinds import states_head
 from sametoken.model.config import ModelConfig
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sametoken.checkpoint.gguf import LINK
 from sametoken.checkpoint.hub import read_config, read_json
-from sametoken.checkpoint.tokenizer import FILES, Tokenizer, has_tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import FILES, has_tokenizer, load_tokenizer
 from sametoken.errors import DraftMismatchError
 from sametoken.model.config import ModelConfig
 

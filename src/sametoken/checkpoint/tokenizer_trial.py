@@ -52,6 +52,7 @@ class TextCost:
     def __init__(self, backend: Any) -> None:
         parts = {name: getattr(backend, name) for name in PARTS}
         self._rules = {name: None if part is None else json.loads(part.__getstate__()) for name, part in parts.items()}
+        self._spelled = json.dumps(self._rules)
         self.is_known = not needs_trial(self._rules)
         self.most_text = MOST_TEXT // max(1, growth(self._rules["normalizer"]) // USUAL_GROWTH)
 
@@ -81,7 +82,7 @@ class TextCost:
         if self.is_known:
             return
         try:
-            failure = trial(self._rules, texts)
+            failure = trial(self._spelled, texts)
         except OSError as error:
             words = f"no process could be started to try the tokenizer ({error.strerror})"
             raise RequestError(words, advice="try again later") from error
@@ -137,16 +138,16 @@ def _expressions(rule: Any) -> Iterator[str]:
                 yield from _expressions(inner)
 
 
-def trial(rules: Mapping[str, Any], texts: Sequence[str]) -> str | None:
+def trial(rules: str, texts: Sequence[str]) -> str | None:
     """Reason why texts cannot be split within the limits; None if they can.
 
     Args:
-        rules: parts of tokenizer.json, by the names in PARTS.
+        rules: parts of tokenizer.json, by the names in PARTS, as JSON.
 
     Raises:
         OSError: no process could be started.
     """
-    said = WORK.reply(json.dumps([json.dumps(rules), *texts]).encode())
+    said = WORK.reply(json.dumps([rules, *texts]).encode())
     failure: str | None = str(LIMITS) if said is None else json.loads(said)
     return failure
 

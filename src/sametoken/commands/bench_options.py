@@ -35,7 +35,7 @@ COMMON = titled(
         None,
         "where prompts come from: builtin, a file, or hf:org/name[:split[:column]]; without it: builtin.",
         "NAME",
-        ("--data", "--prompts", "--data_path", "--data-path", "--input-path", "--input_path"),
+        ("--data",),
     ),
     Option(
         "limit",

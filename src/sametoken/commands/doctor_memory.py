@@ -101,7 +101,7 @@ def _mismatch(target: Path, draft: Path) -> str | None:
     """Reason why a draft model cannot guess tokens of the target; None for a draft that can, and for heads."""
     from sametoken.checkpoint.hub import read_config
     from sametoken.checkpoint.shared_vocabulary import check_draft_vocabulary
-    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.heads.read import is_head
     from sametoken.model.config import ModelConfig
 

@@ -76,7 +76,7 @@ def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
     from sametoken.checkpoint.identity import model_digest
     from sametoken.checkpoint.paths import user_path
     from sametoken.checkpoint.places import target_directory
-    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.commands.draft_stages import DraftJob
     from sametoken.data.conversations import read_records
     from sametoken.data.held_out import FEWEST

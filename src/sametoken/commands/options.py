@@ -81,7 +81,8 @@ class Option(NamedTuple):
         if self.kind is bool:
             pairs = (f"--{dashed}/--no-{dashed}", f"--{plain}/--no_{plain}")
             return (*(pairs if dashed != plain else pairs[:1]), *self.aliases)
-        others = [each for names in SYNONYMS if self.name in names for each in names]
+        own = {self.name, *(each.lstrip("-") for each in self.aliases)}
+        others = [each for names in SYNONYMS if own & {*names} for each in names]
         also = (f"--{each}" for name in others for each in (name.replace("_", "-"), name))
         return tuple(dict.fromkeys((f"--{dashed}", f"--{plain}", *self.aliases, *also)))
 

@@ -155,7 +155,7 @@ def command(model: str | None, values: Values) -> int:
     use_threads(values["threads"])
 
     from sametoken.checkpoint.places import target_directory
-    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.train.dataset.preparation import tokenise
 
     directory = target_directory(model or embedded.NAME, values["revision"])

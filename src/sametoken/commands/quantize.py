@@ -159,7 +159,7 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
     from sametoken.checkpoint.places import target_directory
     from sametoken.checkpoint.quantised.write import StoredFormat
     from sametoken.checkpoint.tensors import weight_files
-    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.files import new_directory, write_json
     from sametoken.heads.files import HEAD_FILES
     from sametoken.model.config import ModelConfig
@@ -198,7 +198,7 @@ def _write_head(name: str, directory: Path, output: Path, values: Values) -> Hea
 
 def _write(name: str, directory: Path, output: Path, values: Values) -> tuple[Report, Path, list[list[int]]]:
     """Write the copy; return the report, the written checkpoint or file, and the held-out prompts."""
-    from sametoken.checkpoint.tokenizer import load_tokenizer
+    from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.files import new_directory
     from sametoken.model.formats.rounding import ROUNDINGS
     from sametoken.quantise.documents import read_documents

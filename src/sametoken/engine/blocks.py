@@ -14,7 +14,8 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, Protocol
 
-GAP, ROOM = 256, 128  # pages left to a running row before another one begins, at most, and to a new row, at least
+GAP = 256  # most pages that a running row keeps free behind it when another row begins there
+ROOM = 128  # pages that a new row can grow by, if any run of free pages has them
 
 
 class PageListener(Protocol):

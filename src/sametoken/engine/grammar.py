@@ -13,17 +13,16 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.engine.grammar_trial import LLGUIDANCE, STACK, needs_trial, source, trial
+from sametoken.engine.grammar_trial import LLGUIDANCE, NoStackError, needs_trial, source, trial, with_stack
 from sametoken.errors import ConfigError, RequestError
 from sametoken.options.sampling import StructuredOutputs
 from sametoken.speculation.draft import PADDING
@@ -38,10 +37,6 @@ EMPTY = "NoExtensionBias"  # in llguidance's error for a grammar that cannot beg
 # In llguidance's errors for schemas within grammars, which this package wrote.
 PLACE = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 LISTING = re.compile(r"\n +\d+ \|.*", re.DOTALL)
-STARTS = threading.Lock()  # held while the stack size, a setting of the process, is changed
-
-
-T = TypeVar("T")
 
 
 class _Words(NamedTuple):
@@ -103,9 +98,12 @@ class Grammars:
             self._try(spelled)
         try:
             with self._compiling:
-                return _with_stack(lambda: self._compiled(library, form))
+                return with_stack(lambda: self._compiled(library, form))
         except RequestError:
             raise
+        except NoStackError as error:
+            words = "there is no memory to compile the grammar"
+            raise RequestError(words, field="structured_outputs", advice="try again later") from error
         except (ValueError, RecursionError) as error:
             raise _refusal(str(error)) from error
 
@@ -252,29 +250,6 @@ def _library() -> Any:
             "llguidance is not installed; structured outputs need it: pip install 'sametoken[structured]'"
         ) from None
     return llguidance
-
-
-def _with_stack(work: Callable[[], T]) -> T:
-    """Run `work` on a thread with a large stack; return its result or raise its error."""
-    done: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except BaseException as error:
-            done.set_exception(error)
-
-    thread = threading.Thread(target=run, name="sametoken-grammar", daemon=True)
-    with STARTS:
-        usual = threading.stack_size(STACK)
-        try:
-            thread.start()
-        except RuntimeError as error:
-            words = "there is no memory to compile the grammar"
-            raise RequestError(words, field="structured_outputs", advice="try again later") from error
-        finally:
-            threading.stack_size(usual)
-    return done.result()
 
 
 def _refusal(words: str) -> RequestError:

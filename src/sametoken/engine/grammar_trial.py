@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from sametoken.engine.closed_objects import closed
 from sametoken.engine.gbnf import lark_of_gbnf, states_gbnf
@@ -37,6 +38,12 @@ CONJUNCTIONS = ("allOf", "attern", "$ref", "oneOf", "not", "format", "if", "excl
 LIMITS = JobLimits(MOST_SECONDS, STACK + MOST_MEMORY, MOST_WAIT)
 TOO_COSTLY = f"to compile the grammar takes more than {MOST_SECONDS:g} s or {MOST_MEMORY >> 20} MiB"
 WORK = Limited(__name__, LIMITS)
+STARTS = threading.Lock()  # held while the stack size, a setting of the process, is changed
+T = TypeVar("T")
+
+
+class NoStackError(Exception):
+    """No memory for the stack of a thread."""
 
 
 def needs_trial(spelled: str) -> bool:
@@ -90,17 +97,33 @@ def begin() -> Callable[[bytes], bytes]:
     """Return the function of a child process that replies to a grammar with its error, or null."""
     import llguidance
 
-    return lambda job: json.dumps(_with_stack(lambda: _tried(llguidance, json.loads(job)))).encode()
+    return lambda job: json.dumps(with_stack(lambda: _tried(llguidance, json.loads(job)))).encode()
 
 
-def _with_stack(work: Callable[[], str | None]) -> str | None:
-    """Run `work` on a thread with a large stack and return its result; any other error of it ends the process."""
-    done: list[str | None] = []
-    threading.stack_size(STACK)
-    thread = threading.Thread(target=lambda: done.append(work()))
-    thread.start()
-    thread.join()
-    return done[0]
+def with_stack(work: Callable[[], T]) -> T:
+    """Run `work` on a thread with a large stack; return its result or raise its error.
+
+    Raises:
+        NoStackError: there is no memory for the stack.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    thread = threading.Thread(target=run, name="sametoken-grammar", daemon=True)
+    with STARTS:
+        usual = threading.stack_size(STACK)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise NoStackError from error
+        finally:
+            threading.stack_size(usual)
+    return done.result()
 
 
 def _tried(library: Any, given: Mapping[str, Any]) -> str | None:

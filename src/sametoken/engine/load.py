@@ -23,7 +23,8 @@ from sametoken.checkpoint.places import draft_directory, target_directory
 from sametoken.checkpoint.pooling import Pooling, read_pooling
 from sametoken.checkpoint.shared_vocabulary import check_draft_vocabulary
 from sametoken.checkpoint.token_ranking import draft_tokens
-from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.engine.draft_ranks import check_draft_model, check_draft_options
 from sametoken.errors import CheckpointError, ConfigError
 from sametoken.heads.read import is_head

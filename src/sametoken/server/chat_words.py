@@ -43,10 +43,12 @@ class ChatWords(Words):
     def delta(self, chunk: Chunk) -> list[Event]:
         pieces = self._reader.feed(chunk.choice, chunk.text, chunk.completion is not None)
         delta = self._messages[chunk.choice].add(pieces)
+        if not delta and chunk.completion is None and not self._tells:
+            self._progress.count({}, chunk.choice, len(chunk.token_ids))
+            return []
         # Clients that read usage in every chunk expect it to grow.
         if not delta or chunk.completion is None or self._progress.always:
-            event = self._event(chunk, delta)
-            return [event] if delta or chunk.completion is not None or self._tells else []
+            return [self._event(chunk, delta)]
         rest, ended = parts(chunk)
         return [self._event(rest, delta), self._event(ended, {})]
 

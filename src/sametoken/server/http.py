@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sametoken.options.server import ServerConfig
 from sametoken.server.errors import ApiError, reply
 from sametoken.server.exchange import CURRENT
-from sametoken.server.scored_reply import Encode, encoded
 
 T = TypeVar("T")
+Encode = Callable[[Any], str]
 
 DONE = b"data: [DONE]\n\n"
 OPEN_PATHS = ("/", "/health", "/ping", "/live", "/version", "/docs", "/openapi.json")
@@ -64,13 +65,18 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T | None:
 
 
 def part_of(
-    events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True, encode: Encode = encoded
+    events: Iterable[Mapping[str, Any]], mark: bytes = b"", more: bool = True, encode: Encode | None = None
 ) -> Message:
-    """Part of a reply: server-sent events, each named by its type if it has one, and `mark` after them."""
+    """Part of a reply: server-sent events, each named by its type if it has one, and `mark` after them.
+
+    Args:
+        encode: encoder of JSON; None for `json.dumps`.
+    """
     spelled = ""
     for event in events:
         name = f"event: {event['type']}\n" if "type" in event else ""
-        spelled += f"{name}data: {encode(event)}\n\n"
+        body = json.dumps(event, ensure_ascii=False, separators=(",", ":")) if encode is None else encode(event)
+        spelled += f"{name}data: {body}\n\n"
     return {"type": "http.response.body", "body": spelled.encode() + mark, "more_body": more}
 
 

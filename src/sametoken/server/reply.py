@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from sametoken.engine.completion import Chunk, Completion
+from sametoken.engine.completion import Completion
 from sametoken.server.errors import worded
 from sametoken.server.http import DONE, part_of, when_gone
-from sametoken.server.scored_reply import Encode, scored, written
+from sametoken.server.scored_reply import scored, written
 from sametoken.server.words import Event, Words
 from sametoken.server.worker import Job
 
@@ -53,14 +54,16 @@ class EventStream(Response):
                             progress.cancel()
                         job.saw(chunk)
                         if scores:
-                            await send(await self._part(chunk))
+                            await send(await self._written(partial(words.delta, chunk), len(chunk.token_ids)))
                         elif events := words.delta(chunk):
                             await send(part_of(events))
                         done += [chunk.completion] if chunk.completion is not None else []
-                    if scores:
-                        last = await self._end(done)
+                    complete = len(done) == len(job.requests)  # else there are no further events
+                    if scores and complete:
+                        tokens = sum(len(each.token_ids) for each in done)
+                        last = await self._written(partial(words.last, done), tokens, self._mark, more=False)
                     else:
-                        last = part_of(self._rest(done), self._mark, more=False)
+                        last = part_of(words.last(done) if complete else [], self._mark, more=False)
                 except Exception as error:
                     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                         raise  # the connection, not the engine
@@ -74,25 +77,11 @@ class EventStream(Response):
                 progress.cancel()
             job.close()
 
-    def _part(self, chunk: Chunk) -> Awaitable[Message]:
-        """Part of the reply with the events of a chunk."""
-
-        def write(encode: Encode) -> Message:
-            return part_of(self._words.delta(chunk), encode=encode)
-
-        return written(self._job.requests, len(chunk.token_ids), write)
-
-    def _rest(self, done: Sequence[Completion]) -> list[Event]:
-        """Events after the last chunk; none if a choice was not completed."""
-        return self._words.last(done) if len(done) == len(self._job.requests) else []
-
-    def _end(self, done: Sequence[Completion]) -> Awaitable[Message]:
-        """Last part of the reply."""
-
-        def write(encode: Encode) -> Message:
-            return part_of(self._rest(done), self._mark, more=False, encode=encode)
-
-        return written(self._job.requests, sum(len(each.token_ids) for each in done), write)
+    def _written(
+        self, events: Callable[[], list[Event]], tokens: int, mark: bytes = b"", more: bool = True
+    ) -> Awaitable[Message]:
+        """Part of a reply with the log-probabilities of so many tokens."""
+        return written(self._job.requests, tokens, lambda encode: part_of(events(), mark, more, encode))
 
 
 async def _send_progress(reading: Callable[[], list[Event]], send: Send) -> None:

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from sametoken.engine.request import Request
+from sametoken.server.http import Encode
 from sametoken.server.threads import SideWork, aside
 
 T = TypeVar("T")
-Encode = Callable[[Any], str]
 MANY = 2**12  # log-probabilities that the event loop writes at most
 PIECE = 256  # items that one call of the JSON encoder writes at most
 

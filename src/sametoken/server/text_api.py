@@ -23,7 +23,7 @@ from sametoken.server.chat_schema import ChatRequest
 from sametoken.server.chat_words import ChatWords
 from sametoken.server.completion_words import CompletionWords
 from sametoken.server.errors import CLIENT_GONE, ApiError, refused, worded
-from sametoken.server.http import unless_gone
+from sametoken.server.http import Encode, unless_gone
 from sametoken.server.measured import MeasuredWords
 from sametoken.server.messages_schema import CountRequest, MessagesRequest
 from sametoken.server.messages_words import MessagesWords
@@ -32,7 +32,7 @@ from sametoken.server.reply import EventStream, completions
 from sametoken.server.responses_schema import ResponsesRequest, turns_of
 from sametoken.server.responses_words import ResponsesWords
 from sametoken.server.schema import CompletionRequest
-from sametoken.server.scored_reply import Encode, scored, written
+from sametoken.server.scored_reply import scored, written
 from sametoken.server.stored import StoredResponse
 from sametoken.server.text_request import TextRequest
 from sametoken.server.threads import SideWork, aside

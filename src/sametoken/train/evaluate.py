@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import target_directory
-from sametoken.checkpoint.tokenizer import Tokenizer, load_tokenizer
+from sametoken.checkpoint.tokenizer import Tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
 from sametoken.engine.llm import LLM
 from sametoken.engine.stats import SpeculationStats

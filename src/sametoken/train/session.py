@@ -17,7 +17,7 @@ from sametoken.checkpoint.hub import read_config
 from sametoken.checkpoint.identity import model_digest
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import target_directory
-from sametoken.checkpoint.tokenizer import load_tokenizer
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import ConfigError
 from sametoken.files import alone_in
 from sametoken.interrupt import Stop

@@ -265,5 +265,5 @@ def _entry(file: Path, data: _Bytes) -> tuple[str, Entry]:
 
 
 def _in_q4_k_m(inputs: int) -> str:
-    """Types in which llama-quantize stores rows of `inputs` numbers for Q4_K_M; the second one is for larger ones."""
+    """Types that llama-quantize chooses for rows of `inputs` numbers in Q4_K_M, the second for sensitive tensors."""
     return "Q4_K or Q6_K" if inputs % 256 == 0 else "Q5_0 or Q8_0" if inputs % 32 == 0 else "F16"

@@ -22,7 +22,8 @@ from sametoken.checkpoint.gguf.container import ARRAY, MAGIC, STRING, TYPES
 from sametoken.checkpoint.gguf.families import FAMILIES
 from sametoken.checkpoint.gguf.tokenizer import CONTROL, UNKNOWN, USER_DEFINED, tokenizer_files
 from sametoken.checkpoint.hub import read_json
-from sametoken.checkpoint.tokenizer import BYTE_TOKEN, load_tokenizer
+from sametoken.checkpoint.tokenizer import BYTE_TOKEN
+from sametoken.checkpoint.tokenizer_files import load_tokenizer
 from sametoken.errors import CheckpointError, UnsupportedModelError
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Code, Coded
