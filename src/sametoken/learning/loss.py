@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from sametoken.learning.batch import guessing_slots
 
-CHUNK_SCORES = 2**23  # logits of a chunk over all steps, to bound memory
+CHUNK_SCORES = 2**21  # logits of a chunk over all steps, to bound memory
 
 
 class Teacher(NamedTuple):
@@ -56,15 +56,17 @@ class LossRule:
 
     LK_DECAY = 3.0
 
-    def gradient(self, p: Tensor, q: Tensor, acceptance: Tensor) -> Tensor:
-        """Gradient [..., Vd] of a guess's loss by its logits, from distributions p, q [..., Vd]; may overwrite q.
+    def gradient(self, p: Tensor, excess: Tensor, acceptance: Tensor) -> Tensor:
+        """Gradient [..., Vd] of a guess's loss by its logits; may overwrite `excess`.
 
         Args:
+            p: probabilities of the target.
+            excess: q - p, with the probabilities q of the guess.
             acceptance: [..., 1] sum of min(p, q).
         """
         if self.kind in ("kl", "hard"):
-            return q.sub_(p)
-        above = (q > p).to(q.dtype)
+            return excess
+        q, above = excess + p, (excess > 0).to(excess.dtype)
         rejected = (q * above).sum(-1, keepdim=True)
         varied = above.sub_(rejected).mul_(q)
         if self.kind == "tv":
@@ -72,7 +74,7 @@ class LossRule:
         if self.mix == "alpha":
             return varied.div_(acceptance.clamp(min=torch.finfo(q.dtype).tiny))
         share = self._share(acceptance)
-        return varied.mul_(1 - share).add_(q.sub_(p).mul_(share))
+        return varied.mul_(1 - share).add_(excess.mul_(share))
 
     def value(self, divergence: Tensor, acceptance: Tensor) -> Tensor:
         """Loss of a guess from its cross-entropy or KL and its acceptance, each [...]."""
@@ -165,6 +167,22 @@ class _GuessLoss(torch.autograd.Function):
         return d_states * above.to(d_states.dtype), None, None, None, None, *scaled
 
 
+class _Taught(NamedTuple):
+    """Distributions of the target over the draft vocabulary at the places of a chunk.
+
+    Attributes:
+        p: [C, Vd] probabilities.
+        best: int64 [C] index in p of the best token.
+        inside: bool [C], true if no token outside the draft vocabulary is better; true where places are not skipped.
+        entropy: [C] entropy in nats.
+    """
+
+    p: Tensor
+    best: Tensor
+    inside: Tensor
+    entropy: Tensor
+
+
 class _Work:
     """Accumulators of one call."""
 
@@ -181,25 +199,27 @@ class _Work:
         self.loss = weights.new_zeros(())
         # By step and place: counted, loss, acceptance, correct.
         self.sums = torch.zeros(4, steps, places, dtype=weights.dtype, device=states.device)
-        self.all_ids = len(teacher.draft_ids) == len(teacher.head)
+        # Scores of tokens outside the draft vocabulary only say which places are skipped.
+        whole = rule.skip_outside or len(teacher.draft_ids) == len(teacher.head)
+        self.teaching = teacher.head if whole else teacher.head[teacher.draft_ids]
 
     def chunk(self, places: Tensor) -> None:
         """Evaluate the guesses of all steps about `places` [C]."""
-        p, best, inside = self._target(places)
+        taught = self._target(places)
         slots = guessing_slots(len(self.states), places)
         weights = self.weights[:, places] * (slots >= 0)
         if self.rule.skip_outside:
-            weights = weights * inside
+            weights = weights * taught.inside
         count = len(self.states)
         groups = [range(count)] if len(self.heads) == 1 else [range(k, k + 1) for k in range(count)]
         for steps, head, d_head in zip(groups, self.heads, self.d_heads, strict=True):
             part = slice(steps.start, steps.stop)
             read = torch.stack([self.states[k][slots[k].clamp(min=0)] for k in steps])
-            scores = F.linear(read, head).to(p.dtype)
-            figures, gradient = _scored(scores, p, best, self.rule)
+            scores = F.linear(read, head).to(taught.p.dtype)
+            figures, gradient = _scored(scores, taught, self.rule)
             gradient.mul_(weights[part].unsqueeze(-1))
             counted = weights[part] > 0
-            self.sums[:, part, places] = torch.stack([counted, *(counted * each for each in figures)]).to(p.dtype)
+            self.sums[:, part, places] = torch.stack([counted, *(counted * each for each in figures)]).to(self.sums)
             self.loss += (weights[part] * figures[0]).sum()
             gradient = gradient.to(read.dtype)
             for k, d_read in zip(steps, gradient @ head, strict=True):
@@ -207,20 +227,21 @@ class _Work:
             if d_head.numel():
                 d_head += gradient.flatten(0, 1).T @ read.flatten(0, 1)
 
-    def _target(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Target's p [C, Vd], index of its best token in p [C], and true if the best token is in the vocabulary [C]."""
+    def _target(self, places: Tensor) -> _Taught:
         teacher = self.teacher
-        full = F.linear(teacher.last[places].to(teacher.head.dtype), teacher.head).to(self.weights.dtype)
-        full = full if teacher.cap is None else torch.tanh(full / teacher.cap) * teacher.cap
-        scores = full if self.all_ids else full[:, teacher.draft_ids]
         if self.rule.kind == "hard":
             wanted = teacher.following[places]
             index = torch.searchsorted(teacher.draft_ids, wanted).clamp_(max=len(teacher.draft_ids) - 1)
-            inside = teacher.draft_ids[index] == wanted
-            return torch.zeros_like(scores).scatter_(1, index.unsqueeze(1), 1.0), index, inside
+            sure = self.weights.new_zeros(len(places), len(teacher.draft_ids)).scatter_(1, index.unsqueeze(1), 1.0)
+            return _Taught(sure, index, teacher.draft_ids[index] == wanted, self.weights.new_zeros(len(places)))
+        every = F.linear(teacher.last[places].to(self.teaching.dtype), self.teaching)
+        some = every[:, teacher.draft_ids] if len(self.teaching) > len(teacher.draft_ids) else every
+        scores = some.to(self.weights.dtype)
+        scores = scores if teacher.cap is None else torch.tanh(scores / teacher.cap) * teacher.cap
         top, best = scores.max(-1)
-        inside = top >= full.amax(-1)
-        return torch.softmax(scores, -1), best, inside
+        inside = some.amax(-1) >= every.amax(-1)  # before the cap, which keeps the order
+        p = torch.softmax(scores, -1)
+        return _Taught(p, best, inside, _log_sum(top, p) - scores.mul_(p).sum(-1))
 
     def report(self) -> AcceptanceMetrics:
         """Metrics by step; correct paths are counted along places."""
@@ -236,17 +257,23 @@ class _Work:
         return AcceptanceMetrics(*sums)
 
 
-def _scored(scores: Tensor, p: Tensor, best: Tensor, rule: LossRule) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+def _log_sum(top: Tensor, probabilities: Tensor) -> Tensor:
+    """Log-sum-exp of scores from the largest score and the softmax, whose largest entry cannot vanish."""
+    return top - probabilities.amax(-1).log()
+
+
+def _scored(scores: Tensor, taught: _Taught, rule: LossRule) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Loss, acceptance and correctness [K, C] of guesses with logits `scores` [K, C, Vd], and the gradient."""
+    p, best = taught.p, taught.best
     top = scores.amax(-1)
     correct = scores.gather(-1, best.expand(top.shape).unsqueeze(-1)).squeeze(-1) >= top
-    agreement = (p * scores).sum(-1)
     q = torch.softmax(scores, -1)
-    acceptance = torch.minimum(p, q).sum(-1, keepdim=True)
-    # The largest probability is exp(top - logsumexp), which cannot vanish.
-    divergence = top - q.amax(-1).log() - agreement - torch.special.entr(p).sum(-1)
+    divergence = _log_sum(top, q) - scores.mul_(p).sum(-1) - taught.entropy
+    excess = q.sub_(p)
+    # The sum of min(p, q), since both sum to 1.
+    acceptance = 1 - torch.linalg.vector_norm(excess, 1, -1, keepdim=True) / 2
     value = rule.value(divergence, acceptance.squeeze(-1))
-    return (value, acceptance.squeeze(-1), correct), rule.gradient(p, q, acceptance)
+    return (value, acceptance.squeeze(-1), correct), rule.gradient(p, excess, acceptance)
 
 
 def feature_loss(recycled: Tensor, last: Tensor, weights: Tensor) -> Tensor:
