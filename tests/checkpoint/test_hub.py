@@ -355,6 +355,12 @@ def test_file_instead_of_a_directory(tmp_path: Path) -> None:
         room.resolve(str(tmp_path / "model.onnx"))
 
 
+def test_pipe_instead_of_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(CheckpointError, match="is neither a file nor a directory"):
+        room.resolve(str(tmp_path / "model.gguf"))
+
+
 def test_unreadable_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read"):
         room.resolve(str(tmp_path / ("x" * 300)))

@@ -114,6 +114,25 @@ def test_refusals_of_llama_server(words: list[str]) -> None:
         llama_server(words, {})
 
 
+@pytest.mark.parametrize("words", [["-np", "0"], ["-np", "-5"]])
+def test_llama_server_refuses_no_requests_at_a_time(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"-np (0|-5): expected a number of requests at a time"):
+        llama_server(words, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("LLAMA_ARG_CTX_SIZE", "abc", "LLAMA_ARG_CTX_SIZE abc: expected a whole number"),
+        ("LLAMA_ARG_N_PARALLEL", "-5", "LLAMA_ARG_N_PARALLEL -5: expected a number of requests"),
+        ("LLAMA_ARG_KV_UNIFIED", "perhaps", "LLAMA_ARG_KV_UNIFIED=perhaps: expected one of 1, true,"),
+    ],
+)
+def test_a_wrong_value_of_a_variable_is_refused_by_its_name(name: str, value: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        llama_server([], {name: value})
+
+
 @pytest.mark.parametrize("page", ["from-llama-server", "from-vllm"])
 def test_commands_of_the_pages(page: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text(encoding="utf-8")

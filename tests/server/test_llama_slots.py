@@ -9,6 +9,9 @@ import pytest
 
 from cli_checks import Pair
 from sametoken import LLM
+from sametoken.errors import ConfigError
+from sametoken.options.server import ServerConfig
+from sametoken.server.listen import check
 from server_checks import Running, running
 
 ASKED = {"prompt": "the quick brown fox jumps over the lazy dog", "seed": 4, "n_predict": 8, "id_slot": 3}
@@ -67,6 +70,11 @@ def test_what_cannot_be_done_is_said(tiny_pair: Pair, tmp_path: Path, one_thread
         assert served.post("/completion", ASKED).status_code == 200
     with running(engine_of(tiny_pair)) as served:
         assert "--slot-save-path" in act(served, 0, "save", 501, filename="a")["error"]["message"]
+
+
+def test_a_place_for_slots_that_is_no_directory_ends_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"slot_save_path .*no such directory"):
+        check(ServerConfig(slot_save_path=str(tmp_path / "none")))
 
 
 @pytest.mark.parametrize("given", [None, -1])

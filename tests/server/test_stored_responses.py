@@ -105,6 +105,16 @@ def test_the_oldest_response_leaves_first() -> None:
         store.find("d", "response_id")
 
 
+def test_responses_under_way_stay() -> None:
+    store = ResponseStore(2)
+    for id_, status in (("a", "in_progress"), ("b", "completed"), ("c", "queued"), ("d", "queued")):
+        store.put(StoredResponse({"id": id_, "status": status}))
+    for id_ in "acd":
+        store.find(id_, "response_id")
+    with pytest.raises(Exception, match="not found"):
+        store.find("b", "response_id")
+
+
 def test_a_response_is_known_to_its_own_key_alone(tiny_pair: Pair) -> None:
     with running(LLM(tiny_pair.target), api_key=["a", "b"]) as server:
         keys = [{"Authorization": f"Bearer {key}"} for key in "ab"]

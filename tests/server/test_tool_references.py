@@ -69,6 +69,8 @@ def test_arguments_follow_the_schema_of_their_tool(llm: LLM, kind: str, tagged: 
         ({"allOf": [{"$ref": "#"}, {}]}, "its references go round in a circle; correct"),
         ({"$ref": "#/$defs/b"}, r"\$ref: got \"#/\$defs/b\", expected a part of the same schema; nothing is fetched"),
         ({"$ref": "file:///etc/passwd"}, "nothing is fetched"),
+        ({"$ref": 5}, r"\$ref: got 5, expected a part of the same schema"),
+        ({"allOf": [{"$ref": [1]}]}, r"\$ref: got \[1\], expected a part of the same schema"),
         ({"type": "objekt"}, "^structured_outputs: Invalid type: objekt; correct or simplify it$"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "^structured_outputs: Unsatisfiable schema"),
         ({"if": {}, "then": {}}, '^structured_outputs: Unimplemented keys: \\["if", "then"\\]'),

@@ -108,8 +108,10 @@ def resolve(
             return _only_file(path)
         if path.is_file() and path.suffix.lower() == ".gguf":
             return _opened(path)
-        if path.exists():
+        if path.is_file():
             raise CheckpointError(f"{model} is a file, expected a directory: {of_file(path)}")
+        if path.exists():
+            raise CheckpointError(f"{model} is neither a file nor a directory; expected a checkpoint")
         if path.suffix.lower() == ".gguf" and not GGUF_ID.fullmatch(str(model)):
             raise CheckpointError(f"there is no file {model}; expected the path of a GGUF file")
     except (OSError, ValueError) as error:

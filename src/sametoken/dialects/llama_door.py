@@ -131,6 +131,12 @@ def _whole(name: str) -> Rule:
     return take
 
 
+def _parallel(to: Passage, value: str, spelling: str) -> None:
+    _whole("parallel")(to, value, spelling)
+    if int(value) == 0 or int(value) < -1:
+        raise ConfigError(f"{spelling} {value}: expected a number of requests at a time, or -1 for our number")
+
+
 def _threads(to: Passage, value: str, spelling: str) -> None:
     _whole("threads")(to, value, spelling)
     if int(value) > 0:  # else one per core, as without it
@@ -319,7 +325,7 @@ def _letters(to: Passage, value: str, spelling: str) -> None:
 
 
 RULES: Mapping[str, Rule] = {
-    "model": noted("model"), "hf_file": noted("hf_file"), "context": _whole("context"), "parallel": _whole("parallel"),
+    "model": noted("model"), "hf_file": noted("hf_file"), "context": _whole("context"), "parallel": _parallel,
     "unified": _unified, "names": each_of("--served-model-name"), "tags": each_of("--model-tags"),
     "keys": _keys, "key_file": _key_file, "origins": noted("origins"), "verbose": _switch("--verbose"),
     "quiet": _switch("--log-level", "error"), "jsonl": _switch("--log-format", "json"), "verbosity": _verbosity,

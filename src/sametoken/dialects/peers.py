@@ -211,6 +211,8 @@ def _of_environment(row: PeerOption, environ: Mapping[str, str]) -> Iterator[tup
         yield row.names[0], []
     elif row.off is not None and (stated.lower() in FALSE or _denied(row.env) in environ):
         yield row.off, []
+    elif stated and stated.lower() not in FALSE:
+        raise ConfigError(f"{row.env}={stated}: expected one of {', '.join((*TRUE, *FALSE))}")
 
 
 def _denied(env: str) -> str:
@@ -249,6 +251,7 @@ def take(
             to.set(row.what.replace("--", "--no-", 1) if row.negates(spelling) else row.what)
     else:
         rule, _, argument = row.what.partition(":")
+        spelling = row.env if variable and row.value else spelling
         for value in values or [argument]:
             rules[rule](to, value, f"{spelling}:{argument}" if argument and row.value else spelling)
 

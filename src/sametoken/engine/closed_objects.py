@@ -140,15 +140,17 @@ class _Writer:
             for each in value.values():
                 self._index(each, base)
 
-    def _found(self, reference: str, base: str) -> tuple[Any, str]:
+    def _found(self, reference: Any, base: str) -> tuple[Any, str]:
         """Schema that a reference names, and its base."""
+        missing = ValueError(
+            f"$ref: got {json.dumps(reference)[:100]}, expected a part of the same schema; nothing is fetched"
+        )
+        if not isinstance(reference, str):
+            raise missing
         if reference.startswith("#"):
             place, fragment = base, reference[1:]
         else:
             place, fragment = urldefrag(urljoin(base, reference))
-        missing = ValueError(
-            f"$ref: got {json.dumps(reference[:100])}, expected a part of the same schema; nothing is fetched"
-        )
         fragment = unquote(fragment)
         if fragment and not fragment.startswith("/"):
             place, fragment = f"{place}#{fragment}", ""
@@ -168,8 +170,6 @@ class _Writer:
 
     def _reference(self, given: Any, base: str, around: Listed | None) -> Any:
         """Reference to the schema that a given one names, closed within its context."""
-        if not isinstance(given, str):
-            return given
         schema, base = self._found(given, base)
         key = (id(schema), base, None if around is None else around.key())
         if key not in self._names:
@@ -184,7 +184,7 @@ class _Writer:
         found = [("", self._own(schema, base))]
         for keyword in schema:
             value = schema[keyword]
-            if keyword == "$ref" and isinstance(value, str):
+            if keyword == "$ref":
                 found.append((keyword, self._listed(*self._found(value, base))))
             elif keyword == "allOf" and isinstance(value, list):
                 found += [(keyword, self._listed(each, base)) for each in value]

@@ -12,6 +12,7 @@ MOST_SCORED = 128
 MOST_STOPS = 64
 MOST_STOP_CHARACTERS = 1024
 MOST_BIASES = 1024
+MOST_ALLOWED = 2**18  # size of the largest vocabularies
 MOST_BIAS = 100  # largest absolute bias of a logit
 
 
@@ -40,7 +41,7 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Field(ge=0)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_BIASES)]
 ScoredIds = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_SCORED)]
-SomeTokenIds = Annotated[list[TokenId], Field(min_length=1)]
+SomeTokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MOST_ALLOWED)]
 Text = Annotated[str, Field(min_length=1)]
 Word = Annotated[str, Field(min_length=1, max_length=MOST_STOP_CHARACTERS)]
 Words = Annotated[list[Word], Field(max_length=MOST_STOPS)]

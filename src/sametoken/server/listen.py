@@ -33,11 +33,13 @@ LAST_WORDS_S = 2  # for connections to take the final events after the engine ha
 
 
 def check(config: ServerConfig) -> None:
-    """Check, before a model is loaded, that certificates can be read and traces can be exported.
+    """Check, before a model is loaded, that files can be used and traces can be exported.
 
     Raises:
         ConfigError: a file cannot be used, or the package for traces is missing.
     """
+    if config.slot_save_path is not None and not os.path.isdir(config.slot_save_path):
+        raise ConfigError(f"slot_save_path {config.slot_save_path}: no such directory; make it, or give another")
     if config.otlp_traces_endpoint is not None:
         exporter_of(config.otlp_traces_endpoint)
     if config.ssl_certfile is None:

@@ -1,6 +1,6 @@
-"""Store of responses for later requests that refer to them, limited in number and bytes; the oldest are dropped first.
+"""Store of responses for later requests that refer to them, limited in number and bytes.
 
-Only requests with the API key of a response can refer to it.
+The oldest complete ones are dropped; none under way is. Only requests with the API key of a response can refer to it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class ResponseStore:
         self._drop(place)
         self._known[place], self._bytes = (stored, size), self._bytes + size
         while self._known and (len(self._known) > self._most or self._bytes > MOST_BYTES):
-            self._drop(next(iter(self._known)))
+            complete = (each for each, (one, _) in self._known.items() if one.response["status"] not in UNDER_WAY)
+            if (oldest := next(complete, None)) is None:  # those under way are limited by the queue
+                return
+            self._drop(oldest)
 
     def drop(self, id_: str) -> None:
         """Remove a response if it is stored."""
