@@ -27,6 +27,7 @@ BUILT_IN = (
     "sametoken.heads.eagle1.kind:KIND",
     "sametoken.heads.eagle3.kind:KIND",
     "sametoken.heads.medusa.kind:KIND",
+    "sametoken.heads.mtp.kind:KIND",
     "sametoken.drafters.kinds:NGRAM",
     "sametoken.drafters.kinds:SUFFIX",
     "sametoken.drafters.kinds:PREDICTION",
@@ -58,6 +59,7 @@ class Kind:
             "trtllm-1.3" for the PyTorch backend of these versions of TensorRT-LLM; "train" for `sametoken train
             --mode`; "embedded" for drafts that have a name
             (`sametoken.embedded`).
+        inside: true if the head is part of its target's checkpoint, so that no draft is given.
         taps: true if the head reads blocks of the target that may be chosen, rather than the last hidden state.
         unasked: default draft length if neither a method, a length nor a draft is given, for kinds whose guesses
             cost next to nothing; 0 for kinds that must be named.
@@ -75,6 +77,7 @@ class Kind:
     marks: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    inside: bool = False
     taps: bool = False
     unasked: int = 0
     mixed: bool = True
@@ -167,6 +170,11 @@ def choices() -> tuple[str, ...]:
     return tuple(kind.name for kind in kinds() if not kind.comes_with)
 
 
+def inside(method: str | None) -> bool:
+    """True if `method` drafts with a part of the target's own checkpoint."""
+    return any(kind.inside for kind in kinds() if kind.name == method)
+
+
 def coming_with(part: str) -> str:
     """Name of the kind that a part of a request selects."""
     return next(kind.name for kind in kinds() if kind.comes_with == part)
@@ -182,8 +190,8 @@ def aliases(tool: str) -> dict[str, tuple[str, ...]]:
 
 
 def titles() -> str:
-    """Enumeration of the kinds of heads: "EAGLE-1, EAGLE-3 or Medusa"."""
-    *first, last = [kind.title for kind in kinds() if kind.weights == "head"]
+    """Enumeration of the kinds of heads in directories of their own: "EAGLE-1, EAGLE-3 or Medusa"."""
+    *first, last = [kind.title for kind in kinds() if kind.weights == "head" and not kind.inside]
     return f"{', '.join(first)} or {last}"
 
 

@@ -124,11 +124,18 @@ def refuse_to_round_again(directory: Path, quantization: str, option: str = "qua
         )
 
 
-def read_weights(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: bool = True) -> Iterator[Stored | Item]:
+def read_weights(
+    directory: Path,
+    names: Sequence[str] = WEIGHT_FILES,
+    wanted: Callable[[str], bool] = lambda name: True,
+    *,
+    data: bool = True,
+) -> Iterator[Stored | Item]:
     """Iterate over the tensors of a model or a head, with those of each quantised layer as one weight.
 
     Args:
         names: names of weight files; the first that exists is read.
+        wanted: true for the names of tensors to yield, and of all tensors of their quantised layers.
         data: false for tensors on the meta device, from the headers alone.
 
     Raises:
@@ -138,17 +145,18 @@ def read_weights(directory: Path, names: Sequence[str] = WEIGHT_FILES, *, data: 
     """
     scheme = stored_scheme(directory)
     if scheme is None:
-        return read_tensors(directory, names, data=data)
+        return (item for item in read_tensors(directory, names, data=data) if wanted(item.name))
     if scheme.tool == "gguf":
         file = directory / LINK
-        return (Item(name, tensor, file) for name, tensor in read_gguf(file, data=data))
+        return (Item(name, tensor, file) for name, tensor in read_gguf(file, data=data) if wanted(name))
     seen: list[str] = []
     for file in weight_files(directory, names):
         if file.suffix != ".safetensors":
             words = "holds quantised weights, expected them in safetensors; convert the file to that"
             raise CheckpointError(words, field=str(file))
-        seen += tensor_names(file)
-    return collected((Item(*item) for item in read_tensors(directory, names, data=data)), seen, scheme)
+        seen += filter(wanted, tensor_names(file))
+    stored = (Item(*item) for item in read_tensors(directory, names, data=data) if wanted(item.name))
+    return collected(stored, seen, scheme)
 
 
 def decoder_weights(directory: Path, config: ModelConfig) -> Iterator[Item]:

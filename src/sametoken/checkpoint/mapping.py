@@ -92,7 +92,8 @@ OUTSIDE = {"llama4_text": "language_model.model."}
 # Buffers that older exporters stored with the weights; their values follow from config.json.
 DERIVED = re.compile(r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
-FURTHER = re.compile(r"model\.layers\.(\d+)\.")
+# Blocks after the decoder's own: those of MiMo have numbers of their own.
+FURTHER = re.compile(r"model\.(?:layers\.(\d+)|mtp_layers\.\d+)\.")
 
 # Names of a draft's heads that Model-Optimizer stores in the checkpoint of the target.
 HEADS = "medusa_heads."
@@ -195,7 +196,7 @@ class DecoderRules:
         derived = DERIVED.fullmatch(name) is not None or name.startswith(HEADS)
         unread = self.images and IMAGES.fullmatch(name) is not None
         block = FURTHER.match(name) if self.further else None
-        unread |= block is not None and int(block[1]) in self.further
+        unread |= block is not None and (block[1] is None or int(block[1]) in self.further)
         return derived or unread or (self.tied and name.removeprefix("language_model.") == "lm_head.weight")
 
     def place(self, name: str) -> ParameterRows | None:

@@ -41,12 +41,12 @@ def check_draft_model(place: Path, target_ranks: int, speculative: SpeculativeCo
         UnsupportedModelError: the architecture cannot be divided.
     """
     count = speculative.draft_tensor_parallel_size if target_ranks > 1 else 1
-    if speculative.narrows and is_head(place):
+    if speculative.narrows and is_head(place, speculative.method):
         raise ConfigError(
             f"{speculative.narrows}: {place} is a head, whose vocabulary was chosen when it was trained; leave it out, "
             "or give a draft model"
         )
-    if count > 1 and is_head(place):
+    if count > 1 and is_head(place, speculative.method):
         raise ConfigError(
             f"{OPTION} {count}: {place} is a head, which reads hidden states of the target that rank 0 alone has; only "
             "a draft model can be divided, use 1"

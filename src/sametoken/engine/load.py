@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from sametoken import embedded
+from sametoken import embedded, kinds
 from sametoken.checkpoint.generation import recommended_sampling
 from sametoken.checkpoint.hub import read_config, resolve, stored_scheme
 from sametoken.checkpoint.identity import model_digest
@@ -97,12 +97,12 @@ def load_models(
     )
     plan = _plan(model, directory, config)
     tokenizer = _in_thread(lambda: _tokenizer(directory, plan.stated, config))
-    place = None
+    place = directory if draft is None and kinds.inside(speculative.method) else None
     if draft is not None:
         own = directory if config.tokenizer is None else None
         check = partial(check_draft_vocabulary, rows=plan.stated.vocab_size, target=own, tokenizer=tokenizer.result)
         place = draft_directory(draft, revisions[1], check)
-        if not is_head(place):
+        if not is_head(place, speculative.method):
             check(place)
         check_draft_model(place, config.tensor_parallel_size, speculative)
     draft_rope = None if place is None else _rope_of_draft(place, directory, config)

@@ -185,6 +185,10 @@ class HeadKind(Weighted):
             CheckpointError: tensors are missing, unexpected or damaged.
         """
 
+    def reads(self, config: Any, name: str) -> bool:
+        """True if the head may need the stored tensor `name`; others are not read."""
+        return True
+
     @abstractmethod
     def lay_out(self, head: Any, target: ModelConfig, layout: str, target_name: str) -> Written:
         """Files of a head for the engine with key `layout` in `ENGINES`; does not check `refusals`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from sametoken.checkpoint.quantised.collect import Item
 from sametoken.checkpoint.tensors import Stored
 from sametoken.errors import CheckpointError, ConfigError, UnsupportedModelError
 from sametoken.heads.files import HEAD_FILES, Files
-from sametoken.heads.kind import Described, Head
+from sametoken.heads.kind import Described, Head, HeadKind
 from sametoken.heads.modules import pack as pack_linears
-from sametoken.heads.registry import head_kind, recognise
+from sametoken.heads.registry import head_kind, recognise, weighted
 from sametoken.model.config import ModelConfig
 from sametoken.model.families import FAMILIES
 from sametoken.model.formats.base import WeightFormat
@@ -32,8 +33,14 @@ class LoadedHead(NamedTuple):
     notes: tuple[str, ...]
 
 
-def is_head(directory: Path) -> bool:
-    """True if a directory contains a head rather than a whole model, by its config.json or its tensor names."""
+def is_head(directory: Path, method: str | None = None) -> bool:
+    """True if `method` drafts with a head of this directory, by its config.json or its tensor names.
+
+    Args:
+        method: method that the user named; None for any, and then a whole model is no head.
+    """
+    if kinds.inside(method):
+        return True
     try:
         files = Files.of(directory, weights=False)
         return kinds.states_head(files.config) or recognise(Files.of(directory)) is not None
@@ -41,8 +48,11 @@ def is_head(directory: Path) -> bool:
         return False  # the error is reported on loading
 
 
-def describe(files: Files, target: ModelConfig) -> Described:
+def describe(files: Files, target: ModelConfig, method: str | None = None) -> Described:
     """Describe the head in a directory.
+
+    Args:
+        method: method that the user named, which determines the kind of a head inside a target's checkpoint.
 
     Raises:
         CheckpointError: config.json lacks a fact or contradicts the tensors.
@@ -54,8 +64,8 @@ def describe(files: Files, target: ModelConfig) -> Described:
         raise UnsupportedModelError(
             f"{files.where}: speculators' {named!r} is not supported; supported: {', '.join(known)}"
         )
-    kind = recognise(files)
-    if kind is None:
+    kind = weighted(method) if method is not None and kinds.inside(method) else recognise(files)
+    if not isinstance(kind, HeadKind):
         raise _unknown(files)
     try:
         return kind.describe(files, target)
@@ -85,6 +95,7 @@ def read_head(
     *,
     pack: bool,
     format: WeightFormat | None = None,
+    method: str | None = None,
     arrived: Callable[[], None] = lambda: None,
 ) -> LoadedHead:
     """Load the head of a directory, from any producer.
@@ -96,6 +107,7 @@ def read_head(
         pack: pack the linears, for serving. Otherwise, for training or writing, linears stay plain, and quantised
             weights are dequantised.
         format: format to which linears are quantised when packed, None for no quantisation.
+        method: see `describe`.
         arrived: called after each tensor of `Files.seen`, for progress.
 
     Raises:
@@ -104,13 +116,13 @@ def read_head(
         DraftMismatchError: the head was made for another target, or is of another kind than it declares.
     """
     files = Files.of(directory)
-    described = describe(files, target)
+    described = describe(files, target, method)
     kind = head_kind(described.config)
     with torch.device("meta"):
         head = kind.empty(described.config, dtype, format)
     data = torch.device(device).type != "meta"
     with nullcontext() if data else torch.device("meta"):
-        stored = read_weights(directory, names=HEAD_FILES, data=data)
+        stored = read_weights(directory, HEAD_FILES, partial(kind.reads, described.config), data=data)
         kind.fill(head, _counted(stored, arrived), files, device, pack=pack)
         if pack:
             pack_linears(head)

@@ -98,8 +98,8 @@ def load_draft(
     if method in MODEL_METHODS:
         weighted(method)
     refuse_to_round_again(directory, quantization, "draft_quantization")
-    if is_head(directory):
-        head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization))
+    if is_head(directory, method):
+        head = read_head(directory, target, dtype, device, pack=True, format=FORMATS.get(quantization), method=method)
         for note in head.notes:
             LOG.warning(f"{directory}: {note}")
         return LoadedDraft(head_kind(head.config), head.module)

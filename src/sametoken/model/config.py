@@ -49,8 +49,8 @@ class ModelConfig:
         rope: RoPE of the layers with full attention.
         layer_ropes: RoPE of each layer if they differ, None for a layer without RoPE; () if all have `rope`.
         max_position: number of positions of the RoPE tables: the model's own limit, or the engine's if it has one.
-        further_layers: blocks after the last one that files may contain, which predict more tokens (MTP) and are left
-            out.
+        further_layers: blocks after the last one that files may contain, which predict more tokens (MTP) and are no
+            part of the decoder.
         latent: configuration of multi-head latent attention (MLA of DeepSeek), None for ordinary attention.
         dtype: torch name of the dtype that the weights were saved in.
         columns: logits that a rank computes, None for one process.

@@ -8,7 +8,7 @@ from typing import Any
 
 from sametoken.errors import CheckpointError, UnsupportedModelError, shown
 from sametoken.model.expert_config import ExpertConfig, grouped, read_experts, sparse_layers
-from sametoken.model.family import Facts, Family, KnownFacts, biases, every, rotated_layers
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every, further_layers, rotated_layers
 from sametoken.model.keys import MOST_HEADS, MOST_LAYERS, MOST_WINDOW, Keys
 from sametoken.model.latent_config import read_latent, score_scale
 from sametoken.model.rope_config import Defaults
@@ -93,12 +93,8 @@ def _glm4_moe(keys: Keys, plain: KnownFacts) -> Facts:
     )  # fmt: skip
     return {
         "qkv_bias": keys.flag("attention_bias", False), "qk_norm": keys.flag("use_qk_norm", False),
-        "experts": replace(experts, sigmoid=True, choice_bias=True), "further_layers": _further_layers(keys),
+        "experts": replace(experts, sigmoid=True, choice_bias=True), "further_layers": further_layers(keys, 1),
     }  # fmt: skip
-
-
-def _further_layers(keys: Keys) -> int:
-    return keys.integer("num_nextn_predict_layers", 1, MOST_LAYERS, least=0)
 
 
 def _deepseek(keys: Keys, plain: KnownFacts, *, interleaved: bool = True, wide: bool = False) -> Facts:
@@ -128,7 +124,7 @@ def _deepseek_v3(keys: Keys, plain: KnownFacts) -> Facts:
     )  # fmt: skip
     return {
         **_deepseek(keys, plain, interleaved=keys.flag("rope_interleave", True)),
-        "further_layers": _further_layers(keys), "experts": replace(experts, sigmoid=True, choice_bias=True),
+        "further_layers": further_layers(keys, 1), "experts": replace(experts, sigmoid=True, choice_bias=True),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from sametoken.errors import UnsupportedModelError
 from sametoken.model.expert_families import EXPERT_FAMILIES
-from sametoken.model.family import Facts, Family, KnownFacts, biases, every, rotated_layers
+from sametoken.model.family import Facts, Family, KnownFacts, biases, every, further_layers, rotated_layers
 from sametoken.model.keys import Keys
 from sametoken.model.rope_config import Defaults, RopeConfig, read_local_rope
 from sametoken.model.window_config import FULL, SLIDING, layer_types, one_window, qwen_windows, typed_windows
@@ -33,6 +33,10 @@ def _phi3(keys: Keys, plain: KnownFacts) -> Facts:
 
 def _qwen2(keys: Keys, plain: KnownFacts) -> Facts:
     return {"qkv_bias": True, "sliding_windows": qwen_windows(keys, plain.num_layers)}
+
+
+def _mimo(keys: Keys, plain: KnownFacts) -> Facts:
+    return {**_qwen2(keys, plain), "further_layers": further_layers(keys, 0)}
 
 
 def _qwen3(keys: Keys, plain: KnownFacts) -> Facts:
@@ -164,6 +168,7 @@ DENSE: Mapping[str, Family] = {
     "GlmForCausalLM": Family(GLM, _glm),
     "GraniteForCausalLM": Family(replace(LLAMA, family="granite"), _granite),
     "LlamaForCausalLM": Family(LLAMA, _llama),
+    "MiMoForCausalLM": Family(Defaults("mimo", max_position=32768, num_kv_heads=32), _mimo),
     "MistralForCausalLM": Family(
         Defaults("mistral", max_position=131072, num_kv_heads=8, eos_token_ids=(2,), bos_token_ids=(1,)), _mistral
     ),

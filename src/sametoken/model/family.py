@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from sametoken.errors import CheckpointError, shown
-from sametoken.model.keys import Keys
+from sametoken.model.keys import MOST_LAYERS, Keys
 from sametoken.model.rope_config import Defaults, RopeConfig
 from sametoken.model.window_config import FULL, SLIDING, Windows, layer_types, one_window, typed_windows
 
@@ -51,6 +51,10 @@ class Family(NamedTuple):
 def biases(keys: Keys) -> Facts:
     bias = keys.flag("attention_bias", False)
     return {"qkv_bias": bias, "out_bias": bias}
+
+
+def further_layers(keys: Keys, absent: int) -> int:
+    return keys.integer("num_nextn_predict_layers", absent, MOST_LAYERS, least=0)
 
 
 def rotated_layers(keys: Keys, layers: int) -> list[bool]:

@@ -45,9 +45,9 @@ class NativeEagle(Compiled):
 
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
-        """Compiled form of a head and its target, None if the kernels are missing or do not support it."""
+        """Compiled form of a head and its target, None if the kernels are missing or lack a part."""
         kernels, output = library(), target.output_head if head.head is None else head.head
-        if kernels is None or output is None:
+        if kernels is None or output is None or type(head).join is not EagleHead.join:
             return None
         embed = target.embed if head.embed is None else head.embed
         ids = torch.arange(output.out_features) if head.head is None else head.draft_ids

@@ -64,7 +64,8 @@ class EagleGuesser:
             return self._native(after, hidden, self.cache, view).view(*tokens.shape, -1)
         embed = self.target.embed if self.head.embed is None else self.head.embed
         rope = self.head.rotation(view.positions)
-        output: Tensor = self.head(embed(after.clamp(min=0)), hidden, rope, attend_in(self.cache, view))
+        attend = attend_in(self.cache, view, scale=self.head.config.layers.attention_scale)
+        output: Tensor = self.head(embed(after.clamp(min=0)), hidden, rope, attend)
         return output.view(*tokens.shape, -1)
 
     def scores(self, output: Tensor) -> Tensor:

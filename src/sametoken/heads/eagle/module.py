@@ -92,6 +92,10 @@ class EagleHead(Head):
         fused: Tensor = self.fc(features)
         return fused
 
+    def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:  # [T, H], [T, H] -> [T, 2 H]
+        """Input of the fusion of a head without a `FirstBlock`."""
+        return torch.cat([embedded, hidden], dim=-1)
+
     def forward(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Run one step for T slots.
 
@@ -108,7 +112,7 @@ class EagleHead(Head):
         if isinstance(first, FirstBlock):
             x = first.join(embedded, hidden, rope, attend)
         else:
-            x = first(self.fc(torch.cat([embedded, hidden], dim=-1)), rope, attend)
+            x = first(self.fc(self.join(embedded, hidden)), rope, attend)
         for block in rest:
             x = block(x, rope, attend)
         return x

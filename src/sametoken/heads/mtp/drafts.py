@@ -1,0 +1,80 @@
+"""Prediction blocks (MTP): the heads that come inside the checkpoints of their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from sametoken.checkpoint.experts import single_experts
+from sametoken.checkpoint.fill import load_parameters
+from sametoken.checkpoint.hub import stored_scheme
+from sametoken.checkpoint.mapping import rules_for
+from sametoken.checkpoint.quantised.collect import Item
+from sametoken.checkpoint.tensors import Stored
+from sametoken.errors import DraftMismatchError, UnsupportedModelError
+from sametoken.heads.eagle.config import EagleConfig
+from sametoken.heads.eagle.drafts import Eagle
+from sametoken.heads.eagle.facts import facts_of
+from sametoken.heads.eagle.layouts import Table
+from sametoken.heads.eagle.module import EagleHead
+from sametoken.heads.files import Files
+from sametoken.heads.kind import Described, Written
+from sametoken.heads.mtp.module import MtpConfig, MtpHead
+from sametoken.heads.mtp.names import LAYOUTS, SHARED, MtpNames
+from sametoken.model.config import ModelConfig
+from sametoken.model.formats.base import WeightFormat
+from sametoken.model.formats.coded import Coded
+
+INSTEAD = "leave --method out, or give a draft of another kind"
+NOT_WRITTEN = "a prediction block stays in the checkpoint of its target, which other engines read themselves"
+
+
+class Mtp(Eagle):
+    """Kind of the prediction blocks inside checkpoints; only the method names them."""
+
+    paired = False
+
+    def recognises(self, files: Files) -> bool:
+        return False
+
+    def describe(self, files: Files, target: ModelConfig) -> Described:
+        layout = LAYOUTS.get(target.family)
+        if layout is None:
+            raise UnsupportedModelError(
+                f"method 'mtp': {files.where} is of the family {target.family}, expected one with prediction blocks "
+                f"({', '.join(LAYOUTS)}); {INSTEAD}"
+            )
+        config = MtpConfig.of(target, layout)
+        prefix = layout.prefix_after(target.num_layers)
+        if not any(name.startswith(prefix) for name in files.seen):
+            raise DraftMismatchError(
+                f"method 'mtp': {files.where} has no prediction block (tensors {prefix}*), which some tools leave out; "
+                f"give a checkpoint that has it, {INSTEAD}"
+            )
+        several = f"{target.further_layers} prediction blocks, of which the first makes every guess"
+        facts = facts_of(config, target, "the target's last hidden state, after its norm")
+        return Described(config, "the target's", (several,) if target.further_layers > 1 else (), facts)
+
+    def reads(self, config: MtpConfig, name: str) -> bool:
+        return name.startswith(config.layout.prefix_after(config.first)) and not name.endswith(SHARED)
+
+    def empty(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> EagleHead:
+        assert isinstance(config, MtpConfig)
+        return MtpHead(config, dtype, format)
+
+    def fill(
+        self, head: EagleHead, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool
+    ) -> None:
+        config = head.config
+        assert isinstance(config, MtpConfig)
+        names = MtpNames(config.layout, config.layout.prefix_after(config.first), rules_for(config.layers))
+        single = single_experts((Item(*item) for item in stored), config.layers, stored_scheme(files.where))
+        load_parameters(head, single, names, head.dtype, device, pack=pack)
+
+    def table(self, config: EagleConfig, tensors: Mapping[str, Tensor | Coded] | None) -> Table:
+        return [(True, ("hf", "vllm", "sglang", "trtllm", "speculators"), NOT_WRITTEN)]
+
+    def lay_out(self, head: EagleHead, target: ModelConfig, layout: str, target_name: str) -> Written:
+        raise UnsupportedModelError(NOT_WRITTEN)
