@@ -37,9 +37,9 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("llama-server -m m.gguf -md d.gguf --spec-type draft-simple,ngram-mod --spec-draft-n-max 8 --spec-draft-n-min 2 "
      "--spec-draft-p-min 0.8 --spec-draft-ngl 99", {"method": "auto"}),
     ("llama-server -m m.gguf --spec-type ngram-simple --draft-max 64", {"method": "ngram", "max_draft_len": 64}),
-    ("llama-server -m m.gguf --spec-type draft-mtp --spec-draft-n-max 2", {"method": None, "max_draft_len": 4}),
+    ("llama-server -m m.gguf --spec-type draft-mtp --spec-draft-n-max 2", {"method": "mtp", "max_draft_len": 2}),
     ("llama-server -m m.gguf -md d.gguf --spec-type draft-dflash", {"method": None, "draft": None}),
-    ("llama-server -m m.gguf --spec-type draft-mtp,ngram-simple", {"method": "ngram"}),
+    ("llama-server -m m.gguf --spec-type draft-mtp,ngram-simple", {"method": "mtp"}),
     ("llama-server -hf ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF --port 8012 -ngl 99 -fa on -ub 1024 -b 1024 --ctx-size 0 "
      "--cache-reuse 256 -dt 0.1", {"port": 8012, "max_num_tokens": 1024}),
     ("llama-server -m m.gguf --mmproj mmproj.gguf --image-min-tokens 1024 --media-path .", {}),
@@ -57,9 +57,9 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("vllm serve Qwen/Qwen3-8B --enable-reasoning --reasoning-parser deepseek_r1", {"reasoning_parser": "deepseek_r1"}),
     ("vllm serve zai-org/GLM-4.7-FP8 --tensor-parallel-size 4 --speculative-config.method mtp "
      "--speculative-config.num_speculative_tokens 1 --tool-call-parser glm47 --reasoning-parser glm45 "
-     "--enable-auto-tool-choice --served-model-name glm-4.7-fp8", {"method": None, "tensor_parallel_size": 4}),
+     "--enable-auto-tool-choice --served-model-name glm-4.7-fp8", {"method": "mtp", "tensor_parallel_size": 4}),
     ("vllm serve m --tp 8 --trust-remote-code --speculative-config '{\"method\": \"mtp\", "
-     "\"num_speculative_tokens\": 3}'", {"tensor_parallel_size": 8, "max_draft_len": 4}),
+     "\"num_speculative_tokens\": 3}'", {"tensor_parallel_size": 8, "method": "mtp", "max_draft_len": 3}),
     ("vllm serve m --speculative-config '{\"method\": \"dflash\", \"model\": \"z-lab/Qwen3-8B-DFlash\", "
      "\"num_speculative_tokens\": 15}'", {"draft": None}),
     ("vllm serve openai/gpt-oss-120b --kv-cache-dtype fp8 --max-num-batched-tokens 8192 --compilation-config "
@@ -141,12 +141,12 @@ def test_a_line_is_refused(line: str, said: str, resolved: dict[str, Any], capsy
 @pytest.mark.parametrize(
     ("line", "noted"),
     [
-        ("llama-server -m m --spec-type draft-mtp", "--spec-type draft-mtp (prediction layers inside the target"),
+        ("llama-server -m m --spec-type draft-dflash", "--spec-type draft-dflash (block diffusion"),
         ("llama-server -m m -md d --spec-type draft-dspark", "--draft d"),
         ("llama-server -m m -ctk q4_0 -ctv q4_0", "-ctk q4_0 (kept in 8 bits, as q8_0)"),
         ("llama-server -m m --mmproj p.gguf", "--mmproj p.gguf"),
         ("vllm serve m --kv-cache-dtype turboquant_4bit_nc", "(kept as fp8, E4M3"),
-        ('vllm serve m --speculative-config \'{"method": "qwen3_next_mtp"}\'', "(prediction layers inside"),
+        ('vllm serve m --speculative-config \'{"method": "pard"}\'', "(parallel drafts"),
     ],
 )
 def test_what_has_no_part_here_is_noted(line: str, noted: str, resolved: dict[str, Any]) -> None:

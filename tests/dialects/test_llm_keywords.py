@@ -118,10 +118,10 @@ def test_what_is_not_possible_is_refused_by_name(given: dict[str, Any], said: st
 
 
 def test_drafts_without_a_part_here_are_noted() -> None:
-    read = read_keywords({"speculative_config": {"method": "deepseek_mtp", "num_speculative_tokens": 1}})
+    read = read_keywords({"speculative_config": {"method": "dspark", "num_speculative_tokens": 1}})
     assert (read.speculative, read.models) == ({}, {})
     (note,) = read.notes
-    assert "prediction layers inside the target are not supported" in note
+    assert "block diffusion drafts are not supported" in note
 
 
 def test_only_one_place_may_name_the_draft_and_its_settings(pair: Pair) -> None:

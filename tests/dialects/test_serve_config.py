@@ -180,7 +180,7 @@ def test_llama_servers_command(capfd: pytest.CaptureFixture[str]) -> None:
     [
         ("-fa off", "--flash-attn = 'off': .*write -fa auto"),
         ("-ctk q8_0 -ctv f16", "--cache-type-k and --cache-type-v both set kv_cache_dtype"),
-        ("--spec-type draft-mtp", "--spec-type = 'draft-mtp': expected one of none, draft-simple"),
+        ("--spec-type draft-dspark", "--spec-type = 'draft-dspark': expected one of none, draft-simple"),
         ("-np 0", "--parallel = 0: expected a value greater"),
         ("-c -1", "--ctx-size = -1: expected a value greater"),
         ("--draft 16", "--draft 16: expected a draft model or a head; .* is --max-draft-len"),

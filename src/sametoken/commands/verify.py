@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sametoken import kinds
 from sametoken.commands.given import first_turns
 from sametoken.commands.models import open_llm
 from sametoken.commands.options import AS_JSON, Option, Values, engine_options, numbers, several, titled
@@ -63,7 +64,8 @@ def command(model: str | None, values: Values) -> int:
             raise ConfigError(unknown_name("method", method, METHODS))
     sources = first_turns(values["data"]) if values["data"] else None
     params = SamplingParams(max_tokens=values["max_tokens"], seed=values["seed"])
-    chosen = {key: value for key, value in values.items() if key != "method"}
+    inside = next(filter(kinds.inside, values["method"] or ()), None)  # part of the engine only if it is named
+    chosen = {key: value for key, value in values.items() if key != "method"} | ({"method": inside} if inside else {})
     llm = open_llm(model, chosen)
     tokenizer = llm.tokenizer
     given = None if sources is None else [encode_prompt(tokenizer, source) for source in sources]

@@ -51,7 +51,7 @@ LETTERS = {
     "t": "temperature",
 }  # fmt: skip - letters of --sampler-seq
 # Types of drafts without one of ours, each with the reason.
-NO_SPEC_TYPES = {f"draft-{name}": NO_DECODING_TYPES[name] for name in ("mtp", "dflash", "dspark")}
+NO_SPEC_TYPES = {f"draft-{name}": NO_DECODING_TYPES[name] for name in ("dflash", "dspark")}
 WHOLE = ("original_max_position_embeddings",)  # keys of RoPE with whole numbers
 STEP = 512  # llama-server's default of -ub: number of tokens of one forward
 LEVELS = ("error", "error", "warning", "info", "debug", "debug")  # our log level for each level of llama-server

@@ -26,13 +26,18 @@ def cache_type(stated: Any) -> Any:
 
 
 def spec_type(stated: str) -> str:
-    """Our method for --spec-type, "auto" for several types; raises `ValueError` if there is none."""
+    """Our method for --spec-type, "auto" for several types without the target's prediction block, which "auto" lacks.
+
+    Raises:
+        ValueError: a type is unknown.
+    """
     named = [name.strip() for name in stated.split(",")]
     if not set(named) <= SPEC_TYPES.keys():
         raise ValueError(f"expected one of {', '.join(SPEC_TYPES)}, or --method with one of ours")
     methods = {SPEC_TYPES[name] for name in named}
     methods = methods - {NO_DRAFT} or methods
-    return methods.pop() if len(methods) == 1 else AUTO
+    inside = [method for method in methods if kinds.inside(method)]
+    return inside[0] if inside else methods.pop() if len(methods) == 1 else AUTO
 
 
 def reasoning(stated: str) -> str:
@@ -106,7 +111,9 @@ SET: dict[str, Sets] = {
     ),
     "parallel/-np:int": Sets("max_batch_size", rows),
     "spec_type:str": Sets(
-        "method", spec_type, f"for {', '.join(SPEC_TYPES)}; several, with commas between them, are auto"
+        "method",
+        spec_type,
+        f"for {', '.join(SPEC_TYPES)}; several, with commas between them, are auto, or mtp if that is one of them",
     ),
     "alias/-a:str": Sets("served_model_name", names),
     **{

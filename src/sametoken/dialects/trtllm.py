@@ -31,7 +31,6 @@ DIFFUSION = "block diffusion drafts are not supported"
 NO_DECODING_TYPES = {
     "userprovided": "a drafter of your own is a Python object, which a file cannot contain; "
     "implement sametoken.drafters.base.Drafter",
-    "mtp": "prediction layers inside the target are not supported",
     "lookahead": "Jacobi lookahead is not supported; NGram and SA draft without a model",
     "savestate": "use sametoken prepare to write hidden states",
     "pard": "parallel drafts are not supported",
@@ -103,6 +102,16 @@ OWN: dict[str, dict[str, Rule]] = {
         {},
         {FILES: "num_medusa_heads:int"},
         {"the tree in the head's files is used; max_total_draft_tokens limits its nodes": "medusa_choices"},
+    ),
+    "MTP": table(
+        elsewhere("trtllm", "MTP"),
+        {
+            "one block makes every guess": "use_mtp_vanilla=false mtp_eagle_one_model=true",
+            "the target's files state it": "num_nextn_predict_layers_from_model_config:int",
+        },
+        {
+            "it would change the output; leave it out": "use_relaxed_acceptance_for_thinking=false relaxed_topk=1 relaxed_delta=0.0",
+        },
     ),
     "NGram": table(
         elsewhere("trtllm", "NGram"),

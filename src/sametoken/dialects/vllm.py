@@ -18,14 +18,15 @@ from sametoken.options.rope import read_rope_scaling
 from sametoken.options.serving import elsewhere
 
 OPTION = "--speculative-config"
+MTP = "mtp"
 METHODS = {name: ours for name, (ours, *_) in kinds.aliases("vllm").items()}
 NO_METHODS = {
-    **{name: NO_DECODING_TYPES[name] for name in ("mtp", "pard", "dflash", "dspark")},
+    **{name: NO_DECODING_TYPES[name] for name in ("pard", "dflash", "dspark")},
     "mlp_speculator": "such heads are not supported",
     "custom_class": "implement sametoken.drafters.base.Drafter",
     "extract_hidden_states": NO_DECODING_TYPES["savestate"],
 }
-LACKING = ("mtp", "pard", "dflash", "dspark", "mlp_speculator")  # those that make drafts of the model's own tokens
+LACKING = ("pard", "dflash", "dspark", "mlp_speculator")  # those that make drafts of the model's own tokens
 # Keys of --hf-overrides: those with RoPE in them, those of RoPE at the top level, and those without effect on texts.
 WITH_ROPE = ("rope_scaling", "rope_parameters")
 OF_ROPE = ("rope_theta", "max_position_embeddings", "original_max_position_embeddings")
@@ -37,8 +38,7 @@ def without_part(stated: Any) -> str | None:
     """Reason why this engine makes no drafts of one of vLLM's methods; None for other values."""
     if not isinstance(stated, str):
         return None
-    name = "mtp" if stated.endswith("_mtp") else stated
-    return NO_METHODS[name] if name in LACKING else None
+    return NO_METHODS[stated] if stated in LACKING else None
 
 
 def method(stated: Any) -> str:
@@ -48,10 +48,15 @@ def method(stated: Any) -> str:
         ValueError: no method of ours corresponds to it.
     """
     known = f"expected one of {', '.join(METHODS)}"
-    if not isinstance(stated, str) or stated not in METHODS:
-        name = "mtp" if str(stated).endswith("_mtp") else stated
-        raise ValueError(f"{NO_METHODS[name]}; {known}" if isinstance(name, str) and name in NO_METHODS else known)
-    return METHODS[stated]
+    name = plain_method(stated)
+    if name not in METHODS:
+        raise ValueError(f"{NO_METHODS[name]}; {known}" if name in NO_METHODS else known)
+    return METHODS[name]
+
+
+def plain_method(stated: Any) -> str:
+    """Name of a method without the family of a prediction block: older releases have one name for each family."""
+    return "" if not isinstance(stated, str) else MTP if stated.endswith(f"_{MTP}") else stated
 
 
 def schedule(stated: Any) -> dict[int, int]:
@@ -154,8 +159,7 @@ def read_json(text: str, origin: str = OPTION) -> Translation:
         raise ConfigError(f"{origin} {text}: expected an object, for example " + '{"method": "ngram"}')
     if stated.get("method") is None and stated.get("model") is None:
         raise ConfigError(f"{origin} {text}: expected method, or model with the draft; got neither")
-    named = stated.get("method")
-    ours = METHODS.get(named) if isinstance(named, str) else None
+    ours = METHODS.get(plain_method(stated.get("method")))
     company = {key: f"is for method {other}" for other, table in OF_METHODS.items() for key in table}
     return translate(stated, {**COMMON, **OF_METHODS.get(ours or "", {})}, f"{origin} ", company)
 

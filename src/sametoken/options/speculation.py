@@ -35,13 +35,15 @@ class SpeculativeConfig(Settings):
     method: Method | None = None
     """how drafts are made; without it: "eagle", "eagle3" or "medusa" for such a head, "draft_target" for a draft model,
     or "auto" on a CPU where nothing else about drafts is set; without a draft "suffix", which needs no weights, on a
-    CPU and "none" on a GPU. "none" is plain decoding; with "auto" the engine chooses among its drafters for each
-    request and step, n-grams aside, whose guesses suffix lookup has too."""
+    CPU and "none" on a GPU. "mtp" is the prediction block in the files of some targets, which needs no draft. "none" is
+    plain decoding; with "auto" the engine chooses among its drafters for each request and step, n-grams aside, whose
+    guesses suffix lookup has too."""
     max_draft_len: Annotated[
         int,
         Field(ge=1, le=128),
         Elsewhere(
             "trtllm speculative_config.max_draft_len",
+            "trtllm MTP.num_nextn_predict_layers",
             "vllm num_speculative_tokens",
             "llama-server draft_max/draft_n/spec_draft_n_max",
         ),
@@ -69,7 +71,7 @@ class SpeculativeConfig(Settings):
     """number of accepted guesses per forward with a draft, the bonus token not counted: when the average over
     acceptance_window requests is below it, drafting stops for good."""
     tree_top_k: Annotated[int, Field(ge=1, le=32), Elsewhere("trtllm Eagle.dynamic_tree_max_topK")] = 1
-    """for draft_target, eagle and eagle3: number of branches that each level of a draft keeps and expands; 1 is a
+    """for draft_target, eagle, eagle3 and mtp: number of branches that each level of a draft keeps and expands; 1 is a
     chain."""
     max_total_draft_tokens: Annotated[
         Annotated[int, Field(ge=1, le=512)] | None, Elsewhere("trtllm speculative_config.max_total_draft_tokens")

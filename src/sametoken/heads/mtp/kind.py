@@ -12,7 +12,7 @@ KIND = Kind(
     weights="head",
     inside=True,
     aliases={
-        "vllm": ("mtp", "deepseek_mtp", "glm4_moe_mtp", "mimo_mtp"),
+        "vllm": ("mtp",),
         "sglang": ("NEXTN",),
         "llama-server": ("draft-mtp",),
         "trtllm": ("MTP",),
