@@ -96,7 +96,7 @@ def test_a_head_says_its_kind() -> None:
         kind, dtype = "medusa", "float32"
 
     assert head_kind(Config()) is weighted("medusa")
-    assert [each.kind.title for each in head_kinds()] == ["EAGLE-1", "EAGLE-3", "Medusa"]
+    assert [each.kind.title for each in head_kinds()] == ["EAGLE-1", "EAGLE-3", "Medusa", "MTP"]
     assert kinds.titles() == "EAGLE-1, EAGLE-3 or Medusa"
 
 

@@ -18,12 +18,12 @@ SECTION = PAGE.partition("\n## Rooms\n")[2].partition("\n## ")[0]
 BUDGETS = {
     "": (1550, 9), "bench": (3150, 19), "check": (1600, 11), "checkpoint": (7600, 49), "client": (400, 5),
     "commands": (6600, 47), "control": (1400, 10), "data": (1350, 11), "deploy": (2350, 19), "dialects": (2300, 14),
-    "drafters": (2000, 17), "embedded": (100, 1), "engine": (6600, 38), "heads": (4900, 62), "kernels": (1650, 14),
+    "drafters": (2000, 17), "embedded": (100, 1), "engine": (6600, 38), "heads": (5000, 66), "kernels": (1650, 14),
     "learning": (1000, 11), "model": (4850, 38), "options": (1650, 13), "parallel": (1750, 14), "prompts": (400, 6),
     "quantise": (950, 9), "replicas": (1100, 10), "runtime": (1050, 12), "server": (9400, 58),
     "speculation": (1400, 11), "train": (5200, 32),
 }  # fmt: skip
-KINDS = ("eagle", "eagle1", "eagle3", "medusa", "draft_model")  # their folders share one list of modules
+KINDS = ("eagle", "eagle1", "eagle3", "medusa", "mtp", "draft_model")  # their folders share one list of modules
 
 
 def names(text: str) -> list[str]:

@@ -77,6 +77,7 @@ COMMON = table(
     },
     decoding_type=Sets("method", decoding_type, "Eagle is the version that the head's files state"),
 )  # fmt: skip
+RELAXED = "use_relaxed_acceptance_for_thinking=false relaxed_topk=1 relaxed_delta=0.0"
 MIXED: dict[str, Rule] = {"sa_config": Only((), "drafters are mixed by decoding_type AUTO; leave it out")}
 EAGLE = MIXED | table(
     elsewhere("trtllm", "Eagle"),
@@ -110,7 +111,7 @@ OWN: dict[str, dict[str, Rule]] = {
             "the target's files state it": "num_nextn_predict_layers_from_model_config:int",
         },
         {
-            "it would change the output; leave it out": "use_relaxed_acceptance_for_thinking=false relaxed_topk=1 relaxed_delta=0.0",
+            "it would change the output; leave it out": RELAXED,
         },
     ),
     "NGram": table(

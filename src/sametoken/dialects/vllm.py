@@ -18,7 +18,6 @@ from sametoken.options.rope import read_rope_scaling
 from sametoken.options.serving import elsewhere
 
 OPTION = "--speculative-config"
-MTP = "mtp"
 METHODS = {name: ours for name, (ours, *_) in kinds.aliases("vllm").items()}
 NO_METHODS = {
     **{name: NO_DECODING_TYPES[name] for name in ("pard", "dflash", "dspark")},
@@ -56,7 +55,8 @@ def method(stated: Any) -> str:
 
 def plain_method(stated: Any) -> str:
     """Name of a method without the family of a prediction block: older releases have one name for each family."""
-    return "" if not isinstance(stated, str) else MTP if stated.endswith(f"_{MTP}") else stated
+    plain = stated.rpartition("_")[2] if isinstance(stated, str) else ""
+    return plain if kinds.inside(METHODS.get(plain)) else stated if isinstance(stated, str) else ""
 
 
 def schedule(stated: Any) -> dict[int, int]:

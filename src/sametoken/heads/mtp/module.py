@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.module import EagleHead
-from sametoken.heads.mtp.names import DEEPSEEK, Layout
+from sametoken.heads.mtp.names import DEEPSEEK, MtpLayout
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.base import WeightFormat
 from sametoken.model.layers import RMSNorm
@@ -24,11 +24,11 @@ class MtpConfig(EagleConfig):
         first: number of the target's layers, from which files count.
     """
 
-    layout: Layout = DEEPSEEK
+    layout: MtpLayout = DEEPSEEK
     first: int = 0
 
     @classmethod
-    def of(cls, target: ModelConfig, layout: Layout) -> MtpConfig:
+    def of(cls, target: ModelConfig, layout: MtpLayout) -> MtpConfig:
         """Configuration of the first prediction block of a target."""
         experts = target.experts
         block = replace(

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from sametoken.checkpoint.mapping import DecoderRules, ParameterRows
 
 
-class Layout(NamedTuple):
-    """Layout of the prediction blocks of a family.
+class MtpLayout(NamedTuple):
+    """MtpLayout of the prediction blocks of a family.
 
     Attributes:
         prefix: prefix of the first block's tensors; `{}` is the number of the target's layers.
@@ -29,11 +29,11 @@ class Layout(NamedTuple):
         return self.prefix.format(layers)
 
 
-DEEPSEEK = Layout(
+DEEPSEEK = MtpLayout(
     "model.layers.{}.",
     {"eh_proj": "fc", "enorm": "embed_norm", "hnorm": "hidden_norm", "shared_head.norm": "norm"},
 )
-MIMO = Layout(
+MIMO = MtpLayout(
     "model.mtp_layers.0.",
     {"input_proj": "fc", "token_layernorm": "embed_norm", "hidden_layernorm": "hidden_norm", "final_layernorm": "norm"},
     hidden_first=True,
@@ -53,7 +53,7 @@ class MtpNames:
         rules: places of the tensors of a decoder with this block alone.
     """
 
-    layout: Layout
+    layout: MtpLayout
     prefix: str
     rules: DecoderRules
 
