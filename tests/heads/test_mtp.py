@@ -109,6 +109,7 @@ def test_transformers_reads_the_same_files(target: Target) -> None:
     if "mimo" in Path(target.directory).name:
         pytest.skip("transformers has no MiMo")
     model = AutoModelForCausalLM.from_pretrained(target.directory, dtype=torch.float32)
+    model._keys_to_ignore_on_load_unexpected = [r"layers\.3\."]  # there by the number of layers of the published model
     read = MtpModel.from_pretrained(model)
     for name, parameter in target.own.layers.named_parameters():
         torch.testing.assert_close(read.layers.get_parameter(name), parameter, msg=name)
