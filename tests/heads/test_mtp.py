@@ -248,3 +248,31 @@ def test_commands(run: Any, glm: Target) -> None:
     bench = run("bench", glm.directory, *words)
     assert bench.code == 0, bench.err
     assert "mtp" in bench.out
+
+
+def test_doctor_finds_the_block_and_counts_its_memory(run: Any, glm: Target) -> None:
+    plain = json.loads(run("doctor", glm.directory, "--json").out)
+    assert [(head["kind"], head["words"]) for head in plain["heads"]] == [
+        ("MTP", "part of the target; use --method mtp")
+    ]
+    counted = json.loads(run("doctor", glm.directory, "--method", "mtp", "--json").out)
+    target, head = counted["parts"]
+    assert (target["role"], head["role"]) == ("target", "head")
+    assert head["weights"] > target["weights"] // 5
+    assert head["token_bytes"] == target["token_bytes"] // 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("vllm", '{"method": "mtp", "num_speculative_tokens": 3}'),
+        ("sglang", "--speculative-algorithm NEXTN"),
+        ("sglang", "--speculative-num-steps 3"),
+        ("trtllm", "decoding_type: MTP"),
+        ("trtllm", "num_nextn_predict_layers: 3"),
+    ],
+)
+def test_plans_for_other_engines(run: Any, engine: str, words: str) -> None:
+    answer = run("deploy", "plan", "zai-org/GLM-4.5-Air", "--method", "mtp", "--max-draft-len", "3", "--engine", engine)
+    assert answer.code == 0, answer.err
+    assert words in answer.out.replace(" \\\n   ", "")

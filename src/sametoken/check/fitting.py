@@ -6,9 +6,11 @@ Only config.json and the headers of weight files are read; files are not downloa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from sametoken import kinds
 from sametoken.checkpoint.contents import trained_part
 from sametoken.checkpoint.hub import cache_directory, read_config
 from sametoken.errors import SametokenError
@@ -44,7 +46,7 @@ class FittingHead:
 
 
 def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list[FittingHead]:
-    """Heads for a target, those on this machine first.
+    """Heads for a target: the one in its own files, those on this machine, and published ones.
 
     Args:
         target: directory of the target; only its config.json is read.
@@ -54,7 +56,16 @@ def fitting_heads(target: Path, name: str, folders: Iterable[Path] = ()) -> list
     shape = ModelConfig.from_hf(read_config(target))
     places = dict.fromkeys(place.resolve() for place in (*_given(folders), *_cached()))
     local = [found for place in places if (found := _fitting(place, shape)) is not None]
-    return local + _published(name)
+    return [*_inside(target, shape), *local, *_published(name)]
+
+
+def _inside(target: Path, shape: ModelConfig) -> Iterator[FittingHead]:
+    """Head inside the files of the target, as far as they are there."""
+    for kind in kinds.kinds() if shape.further_layers else ():
+        if kind.inside:
+            with suppress(SametokenError):
+                describe(Files.of(target), shape, kind.name)
+                yield FittingHead(str(target), kind.title, "files", f"part of the target; use --method {kind.name}")
 
 
 def _given(folders: Iterable[Path]) -> Iterator[Path]:

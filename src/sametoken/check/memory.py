@@ -254,8 +254,9 @@ def _plan(target: Path, draft: Path | None, settings: EngineSettings, device: st
     lookahead, taps, whole_head, drafts = lookahead_of(speculative, None), 0, False, list[ModelMemory]()
     if draft is not None:
         check_draft_model(draft, count, speculative)
-    if draft is not None and is_head(draft):
-        head = read_head(draft, config, dtype, "meta", pack=True, format=FORMATS.get(engine.draft_quantization))
+    method, format = speculative.method, FORMATS.get(engine.draft_quantization)
+    if draft is not None and is_head(draft, method):
+        head = read_head(draft, config, dtype, "meta", pack=True, format=format, method=method)
         if (tables := getattr(head.module, "rope_tables", None)) is not None:
             tables(torch.device("meta"))
         loaded = LoadedDraft(head_kind(head.config), head.module)

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sametoken import embedded
+from sametoken import embedded, kinds
 from sametoken.commands.options import Option, Values, settings_options, titled
 from sametoken.errors import ConfigError, SametokenError
 from sametoken.options.engine import EngineConfig, KVCacheConfig
@@ -22,7 +22,7 @@ ENGINE = (
     "max_batch_size", "max_num_tokens", "max_seq_len", "quantization", "draft_quantization", "tensor_parallel_size",
 )  # fmt: skip
 SPECULATIVE = (
-    "max_total_draft_tokens", "tree_top_k", "draft_window", "draft_vocab_size", "draft_token_map",
+    "method", "max_total_draft_tokens", "tree_top_k", "draft_window", "draft_vocab_size", "draft_token_map",
     "draft_tensor_parallel_size",
 )  # fmt: skip
 SHARED = {"device": EngineConfig, "dtype": EngineConfig, "max_draft_len": SpeculativeConfig}  # for heads too
@@ -58,7 +58,9 @@ def print_memory(model: str, values: Values) -> int:
 
     memory = None if values["memory"] is None else parse_bytes(values["memory"], "memory")
     target = resolve(embedded.target(model), weights=False, index=True)
-    draft = None if values["draft"] is None else _draft(values["draft"])
+    draft = _draft(values["draft"]) if values["draft"] is not None else None
+    if draft is None and kinds.inside(values["method"]):
+        draft = target
     found = forecast(target, draft, _settings(values), memory)
     if draft is not None and (problem := _mismatch(target, draft)):
         found = replace(found, notes=(*found.notes, problem))

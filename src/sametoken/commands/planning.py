@@ -84,7 +84,7 @@ def planned(model: str | None, values: Chosen) -> tuple[Launch, list[str]]:
             notes += placed
         elif values["out"] is not None:
             raise ConfigError("--out is for a head; give --draft, or leave --out out")
-        if method is not None and named(method).weights is not None and draft is None:
+        if method is not None and named(method).weights is not None and draft is None and not named(method).inside:
             raise ConfigError(f"--method {method} needs a draft; give its directory or Hub id as --draft")
         if method is None and (lost := sorted(stated.keys() & declared(SpeculativeConfig).keys())):
             raise ConfigError(

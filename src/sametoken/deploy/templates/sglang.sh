@@ -45,7 +45,7 @@ python -m dynamo.sglang --model-path {{ model }}
 <# `s` has the lengths that follow from these options; num-draft-tokens includes the pending token #>
 {% set read = (o.max_draft_len, o.max_total_draft_tokens, o.tree_top_k) %}
 --speculative-algorithm {{ kind }}
-{% if draft is none %}
+{% if draft is none and kind != "NEXTN" %}
 --speculative-num-draft-tokens {{ s.budget + 1 }}
 {% else %}
 {% set chain = s.tree_top_k == 1 %}
