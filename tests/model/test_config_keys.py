@@ -27,10 +27,10 @@ from sametoken.checkpoint.fill import load_parameters
 from sametoken.checkpoint.mapping import rules_for
 from sametoken.checkpoint.quantised.collect import Item
 from sametoken.errors import SametokenError
+from sametoken.model import families
 from sametoken.model.config import ModelConfig
 from sametoken.model.decoder import Decoder
-from sametoken.model.families import FAMILIES
-from tiny_models import LLAMA4_VISION, QWEN_VISION, SIGLIP
+from tiny_models import LLAMA4_VISION, QWEN_VISION, SIGLIP, UNKNOWN
 
 VOCAB, LENGTH = 64, 24
 SHAPE = {
@@ -169,6 +169,7 @@ LLAMA4: list[dict[str, Any]] = [
 ]
 LAYERED = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}}
 NO_LAYERS = {**WINDOW, **TYPES, "rope_parameters": {"full_attention": None, "sliding_attention": None}}
+FAMILIES = {name: family for name, family in families.FAMILIES.items() if name not in UNKNOWN}
 LAYERED_FAMILIES = [name for name, family in FAMILIES.items() if family.defaults.local_theta is not None]
 # What transformers refuses and older files state: an absent value means the default, as it did there.
 OLDER = ({"num_key_value_heads": None},)
