@@ -53,6 +53,8 @@ HEADS = {
     "1": EAGLE_1,
     "1 with norms and a bias": replace(EAGLE_1, input_norm=True, fc_bias=True, last_norm=True),
     "1 bare, two layers": replace(EAGLE_1, layers=TWO, last_norm=False, own_embed=True, own_head=True),
+    "1 with norms of both parts": replace(EAGLE_1, input_norm=True, joined_norms=True),
+    "1 that reads the state first": replace(EAGLE_1, input_norm=True, joined_norms=True, hidden_first=True),
     "3": EAGLE_3,
     "3 normed residual": replace(EAGLE_3, norm_before_residual=True, norm_before_fc=True),
     "3.1": replace(EAGLE_3, fc_norm=True, norm_output=True),

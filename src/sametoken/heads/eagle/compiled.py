@@ -36,18 +36,21 @@ class NativeEagle(Compiled):
             joint = cast("FirstBlock", first)
             norms["embed_norm"] = joint.embed_norm.weight.detach()
             norms["hidden_norm"] = joint.hidden_norm.weight.detach()
+        elif head.embed_norm is not None and head.hidden_norm is not None:
+            norms["embed_norm"] = head.embed_norm.weight.detach()
+            norms["hidden_norm"] = head.hidden_norm.weight.detach()
         self._norms = norms  # targets of the structure's pointers
         join = struct_of(
             Join, fc=pointer(self._fc.weight), paired=self._paired, parts=len(config.taps),
-            normed_residual=config.norm_before_residual, **norms,
+            normed_residual=config.norm_before_residual, hidden_first=config.hidden_first, **norms,
         )  # fmt: skip
         super().__init__(parts, kernels, config.recycles_normed, pointer(join))
 
     @staticmethod
     def of(head: EagleHead, target: Decoder) -> NativeEagle | None:
-        """Compiled form of a head and its target, None if the kernels are missing or lack a part."""
+        """Compiled form of a head and its target, None if the kernels are missing or do not support it."""
         kernels, output = library(), target.output_head if head.head is None else head.head
-        if kernels is None or output is None or type(head).join is not EagleHead.join:
+        if kernels is None or output is None:
             return None
         embed = target.embed if head.embed is None else head.embed
         ids = torch.arange(output.out_features) if head.head is None else head.draft_ids

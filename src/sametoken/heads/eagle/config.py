@@ -29,6 +29,8 @@ class EagleConfig:
         fc_norm: version 3: a norm for each tap, before the fusion.
         norm_output: version 3: the next step reads the hidden state after the last norm.
         input_norm: version 1: the first block norms its input.
+        joined_norms: version 1: token embedding and hidden state have a norm each, before the fusion (MTP).
+        hidden_first: version 1: the fusion reads the hidden state before the token embedding (MTP of MiMo).
         last_norm: true if there is a norm before the output head.
         own_embed: true if the head has its own token embedding; otherwise it uses the target's, of equal width.
         own_head: true if the head has its own output head; otherwise it uses the target's.
@@ -45,6 +47,8 @@ class EagleConfig:
     fc_norm: bool = False
     norm_output: bool = False
     input_norm: bool = False
+    joined_norms: bool = False
+    hidden_first: bool = False
     last_norm: bool = True
     own_embed: bool = False
     own_head: bool = True
@@ -64,7 +68,7 @@ class EagleConfig:
                 f"the target's {self.target_hidden_size}, since the head shares its token vectors",
             )  # fmt: skip
         newer = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-        foreign = newer if self.version == 1 else ("input_norm", "fc_bias")
+        foreign = newer if self.version == 1 else ("input_norm", "fc_bias", "joined_norms", "hidden_first")
         for name in foreign:
             check(not getattr(self, name), name, True, f"False: EAGLE-{self.version} has no such part")
         reduced = self.draft_vocab_size < vocabulary

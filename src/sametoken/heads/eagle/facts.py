@@ -9,7 +9,17 @@ from sametoken.heads.eagle.module import EagleHead
 from sametoken.model.config import ModelConfig
 from sametoken.model.rope_config import RopeConfig
 
-PARTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "fc_bias", "input_norm", "last_norm")
+PARTS = (
+    "norm_before_residual",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "fc_bias",
+    "input_norm",
+    "joined_norms",
+    "hidden_first",
+    "last_norm",
+)
 
 
 def facts_of(config: EagleConfig, target: ModelConfig, reads: str) -> dict[str, str]:

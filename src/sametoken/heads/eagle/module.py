@@ -60,6 +60,8 @@ class EagleHead(Head):
         self.fc = Linear(config.fused_size, hidden, config.fc_bias, dtype, format)
         self.input_norm = RMSNorm(taps * width, eps, dtype) if config.norm_before_fc else None
         self.fc_norms = nn.ModuleList(RMSNorm(width, eps, dtype) for _ in range(taps)) if config.fc_norm else None
+        self.embed_norm = RMSNorm(hidden, eps, dtype) if config.joined_norms else None
+        self.hidden_norm = RMSNorm(hidden, eps, dtype) if config.joined_norms else None
         blocks = [Block(layers, i, dtype, format) for i in range(1, layers.num_layers)]
         self.blocks = nn.ModuleList([self._first(dtype, format), *blocks])
         self.norm = RMSNorm(hidden, eps, dtype) if config.last_norm else None
@@ -94,7 +96,9 @@ class EagleHead(Head):
 
     def join(self, embedded: Tensor, hidden: Tensor) -> Tensor:  # [T, H], [T, H] -> [T, 2 H]
         """Input of the fusion of a head without a `FirstBlock`."""
-        return torch.cat([embedded, hidden], dim=-1)
+        if self.embed_norm is not None and self.hidden_norm is not None:
+            embedded, hidden = self.embed_norm(embedded), self.hidden_norm(hidden)
+        return torch.cat([hidden, embedded] if self.config.hidden_first else [embedded, hidden], dim=-1)
 
     def forward(self, embedded: Tensor, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """Run one step for T slots.

@@ -21,10 +21,9 @@ from sametoken.heads.eagle.layouts import Table
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Written
-from sametoken.heads.mtp.module import MtpConfig, MtpHead
+from sametoken.heads.mtp.config import MtpConfig
 from sametoken.heads.mtp.names import LAYOUTS, SHARED, MtpNames
 from sametoken.model.config import ModelConfig
-from sametoken.model.formats.base import WeightFormat
 from sametoken.model.formats.coded import Coded
 
 INSTEAD = "leave --method out, or give a draft of another kind"
@@ -59,10 +58,6 @@ class Mtp(Eagle):
 
     def reads(self, config: MtpConfig, name: str) -> bool:
         return name.startswith(config.layout.prefix_after(config.first)) and not name.endswith(SHARED)
-
-    def empty(self, config: EagleConfig, dtype: torch.dtype, format: WeightFormat | None = None) -> EagleHead:
-        assert isinstance(config, MtpConfig)
-        return MtpHead(config, dtype, format)
 
     def fill(
         self, head: EagleHead, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool

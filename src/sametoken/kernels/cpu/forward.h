@@ -30,9 +30,10 @@ struct Layer {  // what a layer has not is null
 struct Join {
   const Weight* fc;
   int32_t paired, normed_residual;        // whether the residual starts from the normed hidden state
-  const bf16 *embed_norm, *hidden_norm;   // of the pair
+  const bf16 *embed_norm, *hidden_norm;   // of the pair, or before `fc`; null for none
   const bf16 *whole_norm, *part_norms;    // of features before `fc`: over a row, over each of its parts; null for none
   int32_t parts;
+  int32_t hidden_first;  // whether `fc` reads the hidden state before the token
 };
 
 struct Model {
@@ -148,8 +149,15 @@ class Forward {
     if (join == nullptr) return worker.each(count_, [&](int t) { embed_into(t, state(t)); });
     if (join->paired) return;
     worker.each(count_, [&](int t) {
-      embed_into(t, joined_.row(t));
-      std::copy(state(t), state(t) + hidden, joined_.row(t) + hidden);
+      bf16 *first = joined_.row(t), *second = first + hidden;
+      bf16 *token = join->hidden_first ? second : first, *before = join->hidden_first ? first : second;
+      embed_into(t, token);
+      if (join->embed_norm == nullptr) {
+        std::copy(state(t), state(t) + hidden, before);
+      } else {
+        rms_norm(token, join->embed_norm, token, hidden, model_.eps, model_.norm_shift);
+        rms_norm(state(t), join->hidden_norm, before, hidden, model_.eps, model_.norm_shift);
+      }
       joined_.finish(t, *join->fc);
     });
     linear(worker, *join->fc, joined_.rows(), into(x_, hidden, hidden));

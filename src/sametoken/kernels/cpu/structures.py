@@ -58,6 +58,7 @@ class Join(Structure):
     _fields_ = [
         ("fc", POINTER(Weight)), ("paired", c_int32), ("normed_residual", c_int32), ("embed_norm", c_void_p),
         ("hidden_norm", c_void_p), ("whole_norm", c_void_p), ("part_norms", c_void_p), ("parts", c_int32),
+        ("hidden_first", c_int32),
     ]  # fmt: skip
 
 
