@@ -83,6 +83,37 @@ def save_target(
     return model, own
 
 
+def write_file(family: str, file: Path, kind: str = "F32") -> tuple[PreTrainedModel, MtpModel]:
+    """Write a GGUF file of a target whose last layer is its prediction block, as llama.cpp's converter does."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+    from gguf_makers import UNSTATED, write_gguf
+
+    model = sharpen(tiny_models.build(family, **{**UNSTATED.get(family, {}), "num_hidden_layers": 4}))
+    *layers, last = model.model.layers
+    generator = torch.Generator().manual_seed(2)
+    sizes = {"eh_proj": (64, 128), "enorm": (64,), "hnorm": (64,), "shared_head_norm": (64,)}
+    parts = {name: torch.randn(size, generator=generator) * tiny_models.WIDTH for name, size in sizes.items()}
+    parts |= {name: 1 + part for name, part in parts.items() if part.dim() == 1}
+
+    def add(writer: GGUFWriter) -> None:
+        writer.add_nextn_predict_layers(1)
+        for name, part in parts.items():
+            writer.add_tensor(f"blk.3.nextn.{name}.weight", part.numpy())
+
+    write_gguf(file, model, lambda name: GGMLQuantizationType[kind], metadata=add)
+    model.model.layers = torch.nn.ModuleList(layers)
+    model.config.num_hidden_layers, model.config.num_mtp_layers = 3, 1
+    own = MtpModel(model, 1).float().eval()
+    own.config._attn_implementation = "eager"
+    block = own.layers[0]
+    block.mtp_block.load_state_dict(last.state_dict())
+    with torch.no_grad():
+        for name, part in parts.items():
+            block.get_submodule(name.replace("shared_head_norm", "post_norm")).weight.copy_(part)
+    return model, own
+
+
 def _state(directory: Path, dense: bool, blocks: int) -> None:
     """Write the number of blocks, and the name of a family that transformers lacks."""
     import json

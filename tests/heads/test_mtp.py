@@ -142,6 +142,26 @@ def test_the_order_of_the_parts_matters(glm: Target, monkeypatch: pytest.MonkeyP
         check_numbers(glm, seen)
 
 
+@pytest.mark.parametrize("family", ["deepseek-v3", "glm-4.5-moe"])
+def test_the_block_of_a_gguf_file(family: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    file = tmp_path / "model.gguf"
+    target = Target(str(file), *mtp_makers.write_file(family, file))
+    llm = make_llm(target.directory, method="mtp")
+    seen = noted(llm)
+    expected = [alone(llm, text, GREEDY) for text in TEXTS]
+    assert [said(llm.generate(text, GREEDY)[0]) for text in TEXTS] == [said(each) for each in expected]
+    check_numbers(target, seen[::3])
+
+
+def test_a_rounded_gguf_file(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    mtp_makers.write_file("glm-4.5-moe", tmp_path / "model.gguf", "Q8_0")
+    llm = make_llm(str(tmp_path / "model.gguf"), method="mtp")
+    expected = [alone(llm, *request) for request in REQUESTS]
+    assert [said(g) for g in llm.generate(TEXTS, [params for _, params in REQUESTS])] == [said(e) for e in expected]
+
+
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
 def test_compiled_guesses_are_mostly_those_of_transformers(target: Target) -> None:
     """In bfloat16, rounding chooses other experts and tokens now and then; latent attention is not compiled."""

@@ -15,7 +15,16 @@ from torch import Tensor
 
 from sametoken.checkpoint.gguf.blocks import UNQUANTISED_TYPES, read_tensor
 from sametoken.checkpoint.gguf.container import AGAIN, Container
-from sametoken.checkpoint.gguf.families import EACH, FAMILIES, QWEN, SHARED, WINDOW_KEY, GgufFamily, special_case
+from sametoken.checkpoint.gguf.families import (
+    EACH,
+    FAMILIES,
+    FURTHER,
+    QWEN,
+    SHARED,
+    WINDOW_KEY,
+    GgufFamily,
+    special_case,
+)
 from sametoken.errors import CheckpointError, SametokenError, UnsupportedModelError, shown
 from sametoken.model.formats.coded import Coded
 
@@ -34,7 +43,11 @@ INSIDE = {
 }  # fmt: skip
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 SCALE = re.compile(r"\.(input_)?scale$")  # scales of NVFP4: of a weight, read in `restored`, and of activations
-BEHIND = re.compile(r"blk\.\d+\.nextn\.")
+BEHIND = re.compile(r"blk\.(\d+)\.nextn\.(\w+)\.weight")  # parts of prediction blocks (MTP) that other blocks lack
+PREDICTION = {
+    "eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "embed_tokens": "embed_tokens",
+    "shared_head_norm": "shared_head.norm", "shared_head_head": "shared_head.head",
+}  # fmt: skip
 BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Keys of an architecture -> keys of config.json. READ adds keys that are read elsewhere, or without effect.
 SIZES = {
@@ -184,8 +197,13 @@ def tensor_name(container: Container, name: str) -> str | None:
         return f"{OUTSIDE[module]}.{kind}"
     found = BLOCK.fullmatch(name)
     family = _family(container)
-    if BEHIND.match(name) or (found is not None and found[2] == "attn_v_b"):
-        return None  # layers that predict further tokens; a part that `restored` reads with attn_k_b
+    if (behind := BEHIND.fullmatch(name)) is not None:
+        stated = container.metadata.get(f"{container.metadata['general.architecture']}.{FURTHER}")
+        return (
+            f"model.layers.{behind[1]}.{PREDICTION[behind[2]]}.weight" if stated and behind[2] in PREDICTION else None
+        )
+    if found is not None and found[2] == "attn_v_b":
+        return None  # a part that `restored` reads with attn_k_b
     path = None if found is None else family.names.get(found[2], INSIDE.get(found[2]))
     if found is None or path is None:
         return name
