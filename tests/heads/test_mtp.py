@@ -21,6 +21,7 @@ import mtp_makers
 from cli_checks import Pair
 from engine_checks import DEPTH, PAGE, alone, check_idle, make_llm, prompts, said, watch
 from head_checks import shape_of
+from quantised_makers import PROJECTIONS, quantised
 from sametoken import LLM, SamplingParams
 from sametoken.drafters.padded import chain
 from sametoken.errors import CheckpointError, ConfigError, DraftMismatchError, UnsupportedModelError
@@ -233,6 +234,15 @@ def test_accepted_guesses(target: Target) -> None:
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_rounded_block_drafts(glm: Target, quantization: str) -> None:
     llm = make_llm(glm.directory, method="mtp", draft_quantization=quantization)
+    expected = [alone(llm, *request) for request in REQUESTS]
+    assert [said(g) for g in llm.generate(TEXTS, [params for _, params in REQUESTS])] == [said(e) for e in expected]
+
+
+@pytest.mark.parametrize("name", ["fp8-deepseek", "nvfp4", "w8a8"])
+def test_a_block_that_other_tools_quantised(glm: Target, name: str, tmp_path: Path) -> None:
+    """With the copy of the output layer, whose scales are not read either."""
+    place = quantised(Path(glm.directory), name, tmp_path / "made", chosen=(*PROJECTIONS, "shared_head.head"))
+    llm = make_llm(str(place), method="mtp")
     expected = [alone(llm, *request) for request in REQUESTS]
     assert [said(g) for g in llm.generate(TEXTS, [params for _, params in REQUESTS])] == [said(e) for e in expected]
 

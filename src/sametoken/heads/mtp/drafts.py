@@ -57,7 +57,8 @@ class Mtp(Eagle):
         return Described(config, "the target's", (several,) if target.further_layers > 1 else (), facts)
 
     def reads(self, config: MtpConfig, name: str) -> bool:
-        return name.startswith(config.layout.prefix_after(config.first)) and not name.endswith(SHARED)
+        own = name.removeprefix(config.layout.prefix_after(config.first))
+        return own != name and not own.startswith(SHARED)
 
     def fill(
         self, head: EagleHead, stored: Iterator[Stored | Item], files: Files, device: torch.device | str, *, pack: bool

@@ -40,7 +40,7 @@ MIMO = MtpLayout(
 )
 # By the family of the target. Sources: transformers' `MtpModel`, and the models of vLLM and SGLang.
 LAYOUTS = {"deepseek_v3": DEEPSEEK, "glm4_moe": DEEPSEEK, "mimo": MIMO}
-SHARED = ("embed_tokens.weight", "shared_head.head.weight")  # copies of the target's
+SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class MtpNames:
 
     def ignores(self, name: str) -> bool:
         own = name.removeprefix(self.prefix)
-        return own == name or own in SHARED or self.rules.ignores(f"model.layers.0.{own}")
+        return own == name or own.startswith(SHARED) or self.rules.ignores(f"model.layers.0.{own}")
 
     def place(self, name: str) -> ParameterRows | None:
         module, _, kind = name.removeprefix(self.prefix).rpartition(".")
