@@ -10,7 +10,7 @@ from sametoken.checkpoint.mapping import DecoderRules, ParameterRows
 
 
 class MtpLayout(NamedTuple):
-    """MtpLayout of the prediction blocks of a family.
+    """Layout of the prediction blocks of a family.
 
     Attributes:
         prefix: prefix of the first block's tensors; `{}` is the number of the target's layers.
