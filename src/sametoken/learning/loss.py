@@ -199,7 +199,7 @@ class _Work:
         self.loss = weights.new_zeros(())
         # By step and place: counted, loss, acceptance, correct.
         self.sums = torch.zeros(4, steps, places, dtype=weights.dtype, device=states.device)
-        # Scores of tokens outside the draft vocabulary only say which places are skipped.
+        # Scores of tokens outside the draft vocabulary only determine which places are skipped.
         whole = rule.skip_outside or len(teacher.draft_ids) == len(teacher.head)
         self.teaching = teacher.head if whole else teacher.head[teacher.draft_ids]
 
