@@ -251,7 +251,8 @@ def take(
             to.set(row.what.replace("--", "--no-", 1) if row.negates(spelling) else row.what)
     else:
         rule, _, argument = row.what.partition(":")
-        spelling = row.env if variable and row.value else spelling
+        if row.value and row.env and variable.startswith(f"{row.env}="):
+            spelling = row.env
         for value in values or [argument]:
             rules[rule](to, value, f"{spelling}:{argument}" if argument and row.value else spelling)
 
