@@ -82,7 +82,7 @@ def chosen(engines: str | None, patterns: str) -> list[Cell]:
 
 def prompt_ids(file: str | None, tokenizer: Tokenizer) -> list[list[int]]:
     """Token ids of the prompts, which every engine gets."""
-    given = [item.source for item in read_items(file, "--prompts")] if file else None
+    given = [item.source for item in read_items(file, "--prompts")[1]] if file else None
     sources: Sequence[Source] = given or [as_turn(turn) for turn in BUILT_IN[:6]]
 
     def ids(source: Source) -> list[int]:

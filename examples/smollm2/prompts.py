@@ -96,7 +96,7 @@ OPENING = f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n"
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def grams(text: str) -> set[tuple[str, ...]]:

@@ -51,7 +51,7 @@ def turn(text: str) -> Conversation:
         (GSM8K, "gsm8k", ("math", turn("How many eggs?"), ())),
         (OWN, "prompts", ("odd", "a", ())),
         (CHATS, "conversations", ("all", Conversation(CHATS[0]["messages"]), ())),
-        (ANSWERED, "answered", ("travel", turn("u"), ())),
+        (ANSWERED, "conversations", ("travel", turn("u"), ())),
     ],
 )
 def test_a_format_is_recognised_by_its_keys(tmp_path: Path, entries: list[Any], label: str, first: object) -> None:
@@ -86,17 +86,17 @@ def test_limits_categories_and_turns(tmp_path: Path) -> None:
 
 BAD = [
     ([{"text": "a", "id": 3}], "line 1: unknown format with the keys id, text; known formats"),
-    ([{}], "(none)"),
+    ([{}], "line 1: no message of a user"),
     ([*SPEC_BENCH, {"text": "a"}], "line 4: unknown format with the keys text"),
-    ([{"conversations": [{"from": "human", "value": "u"}]}], "line 1: conversations must be a list of objects with"),
-    ([{"conversations": [{"role": "assistant", "content": "u"}]}], "line 1: conversations has no turn of a user"),
-    ([{"prompt": "a", "messages": []}], "either prompt or messages"),
+    ([{"conversations": [{"from": "nobody", "value": "u"}]}], "line 1, message 1: the role is 'nobody'"),
+    ([{"conversations": [{"role": "assistant", "content": "u"}]}], "line 1: no message of a user"),
+    ([{"prompt": "a", "messages": []}], "line 1: no message of a user"),
     ([{"category": "a", "turns": []}], "line 1: turns is '[]'"),
     ([{"category": "a", "turns": [3]}], "line 1: turn 1 is 3"),
     ([{"category": 1, "turns": ["a"]}], "category is 1"),
     ([{"question": "", "answer": "b"}], "question is ''"),
     ([{"prompt": "a", "max_tokens": 3}], "unknown key 'max_tokens'"),
-    (["a"], 'line 1: got "a"'),
+    (["a"], "line 1: got a, expected an object with prompt, messages"),
 ]
 
 

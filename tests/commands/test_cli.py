@@ -357,12 +357,12 @@ def test_what_cannot_be_parsed_is_exit_code_2(run: Any, arguments: list[str]) ->
 
 BAD_LINES = [
     ("{oops", "is not JSON"),
-    ("[1]", "expected an object with either prompt or messages"),
-    ('{"prompt": "a", "messages": []}', "either prompt or messages"),
+    ("[1]", "got [1], expected an object with prompt, messages or conversations"),
+    ('{"prompt": "a", "messages": []}', "no message of a user"),
     ('{"prompt": 3}', "prompt is 3"),
     ('{"prompt": "a", "max_tokens": 3}', "unknown key 'max_tokens'"),
-    ('{"messages": []}', "at least one object"),
-    ('{"messages": [{"content": "x"}]}', "role and content"),
+    ('{"messages": []}', "no message of a user"),
+    ('{"messages": [{"content": "x"}]}', "message 1: the role is 'None'"),
 ]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from sametoken.commands import draft_run, draft_stages
 from sametoken.commands.draft_stages import DraftState, Stage
-from sametoken.data.conversations import read_records
 from sametoken.data.journal import Lines
 from sametoken.errors import UnsupportedModelError
+from sametoken.prompts.conversations import read_records
 from sametoken.train.budget import DraftPlan
 from sametoken.train.trainer import Trainer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sametoken.data.conversations import read_records
 from sametoken.data.held_out import RUN, HeldOutRuns, divide, sort_lines
+from sametoken.prompts.conversations import read_records
 
 
 def encode(text: str) -> list[int]:

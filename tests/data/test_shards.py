@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sametoken.data.conversations import read_records
 from sametoken.data.shards import combine, shard
 from sametoken.errors import ConfigError, DataError
+from sametoken.prompts.conversations import read_records
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
 TURNS = st.lists(st.fixed_dictionaries({"role": st.sampled_from(["user", "gpt"]), "content": TEXT}), min_size=1)

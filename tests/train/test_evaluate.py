@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from sametoken.data.conversations import read_records
 from sametoken.engine.llm import LLM
 from sametoken.errors import DataError
 from sametoken.heads.medusa.config import MedusaConfig
@@ -22,6 +21,7 @@ from sametoken.learning.batch import Batch
 from sametoken.learning.target import OuterLayers
 from sametoken.learning.unroll import unroll
 from sametoken.options.sampling import SamplingParams
+from sametoken.prompts.conversations import read_records
 from sametoken.prompts.suites import MT_BENCH, SPEED_BENCH, TASKS
 from sametoken.train.evaluate import Asked, evaluate, evaluator_of, open_llm, read_questions
 from sametoken.train.targets import read_outer

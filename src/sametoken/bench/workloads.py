@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sametoken.errors import ConfigError, HubError, RequestError, unknown_name
-from sametoken.prompts.files import Entry, PromptItem, parse_items, read_entries
+from sametoken.prompts.conversations import DataRow
+from sametoken.prompts.files import PromptItem, parse_items, read_items
 from sametoken.prompts.sources import CATEGORISED, Conversation, Source, as_turn, encode_prompt, nonempty_text
 
 if TYPE_CHECKING:
@@ -47,9 +48,10 @@ def read_workload(name: str, limit: int | None = None, categories: Sequence[str]
     if name == BUILTIN:
         read = Workload(name, BUILTIN, tuple(PromptItem(category, as_turn(text)) for category, text in CATEGORISED))
     elif name.startswith(HUB):
-        read = _recognise(name, *_hub_entries(name, limit))
+        read = _of_hub(name, limit)
     else:
-        read = _recognise(Path(name).stem, read_entries(name, "--workload"), None)
+        labels, items = read_items(name, "--workload")
+        read = Workload(Path(name).stem, ", ".join(labels), tuple(items))
     known = list(dict.fromkeys(item.category for item in read.items))
     for category in categories:
         if category not in known:
@@ -57,17 +59,6 @@ def read_workload(name: str, limit: int | None = None, categories: Sequence[str]
     chosen = [item for item in read.items if not categories or item.category in categories]
     kept = [item._replace(later=item.later[: turns - 1]) for item in _spread(chosen, limit)]
     return read._replace(items=tuple(kept))
-
-
-def _recognise(name: str, entries: Sequence[Entry], column: str | None) -> Workload:
-    if column is not None:
-        for where, entry in entries:
-            if column not in entry:
-                raise RequestError(f"{where}: {unknown_name('column', column, entry)}")
-        items = tuple(PromptItem("all", as_turn(nonempty_text(entry[column], where))) for where, entry in entries)
-        return Workload(name, f"column {column}", items)
-    labels, found = parse_items(entries)
-    return Workload(name, ", ".join(labels), tuple(found))
 
 
 def _spread(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
@@ -80,8 +71,8 @@ def _spread(items: Sequence[PromptItem], limit: int | None) -> list[PromptItem]:
     return [items[place] for place in sorted(place for _, place in sorted(ranks)[:limit])]
 
 
-def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]:
-    """Rows of a dataset of the Hub, and the stated column or None."""
+def _of_hub(name: str, limit: int | None) -> Workload:
+    """Workload of a dataset of the Hub; a stated column has texts, otherwise the rows' format is recognised."""
     parts = name.removeprefix(HUB).split(":")
     if len(parts) > 3 or not all(parts):
         raise ConfigError(f"--workload {name}: expected hf:org/name, hf:org/name:split or hf:org/name:split:column")
@@ -103,7 +94,15 @@ def _hub_entries(name: str, limit: int | None) -> tuple[list[Entry], str | None]
         ) from error
     if not taken:
         raise ConfigError(f"--workload {name} is empty; expected at least one row")
-    return [(f"{name}, row {number}", dict(row)) for number, row in enumerate(taken, 1)], column
+    found = [DataRow(f"{name}, row {number}", number, dict(row)) for number, row in enumerate(taken, 1)]
+    if column is None:
+        labels, items = parse_items(found)
+        return Workload(name, ", ".join(labels), tuple(items))
+    for row in found:
+        if column not in row.entry:
+            raise RequestError(f"{row.where}: {unknown_name('column', column, row.entry)}")
+    texts = (nonempty_text(row.entry[column], row.where) for row in found)
+    return Workload(name, f"column {column}", tuple(PromptItem("all", as_turn(text)) for text in texts))
 
 
 def spell_turn(llm: LLM, source: Source) -> list[int]:

@@ -78,10 +78,10 @@ def _job(model: str, values: Values) -> tuple[DraftJob, dict[str, Any]]:
     from sametoken.checkpoint.places import target_directory
     from sametoken.checkpoint.tokenizer_files import load_tokenizer
     from sametoken.commands.draft_stages import DraftJob
-    from sametoken.data.conversations import read_records
     from sametoken.data.held_out import FEWEST
     from sametoken.learning.modes import MODES
     from sametoken.model.config import ModelConfig
+    from sametoken.prompts.conversations import read_records
     from sametoken.train.budget import draft_vocabulary
     from sametoken.train.dataset.extraction import parse_taps
     from sametoken.train.dataset.preparation import data_digest

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from sametoken.errors import ConfigError
+from sametoken.prompts.conversations import STDIN
 from sametoken.prompts.files import read_items
-from sametoken.prompts.sources import STDIN, Source, as_turn, nonempty_text
+from sametoken.prompts.sources import Source, as_turn, nonempty_text
 
 
 def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[Source]:
@@ -39,9 +40,9 @@ def first_turns(file: str) -> list[Source]:
     """Prompts of `--data`: the first turn of each line; a message on standard error counts lines with later turns.
 
     Raises:
-        ConfigError: the file cannot be read or is empty. RequestError: a line is not a prompt, with its number.
+        ConfigError: the file is empty. DataError: it cannot be read. RequestError: a line is not a prompt.
     """
-    items = read_items(file, "--data")
+    _, items = read_items(file, "--data")
     if longer := sum(bool(item.later) for item in items):
         print(
             f"{file}: {longer} of {len(items)} prompts have more than one turn; only the first is asked",

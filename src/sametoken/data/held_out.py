@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sametoken.data.conversations import read_records, read_rows
 from sametoken.data.self_prompts import plain_text
 from sametoken.files import replacing
+from sametoken.prompts.conversations import read_records, read_rows
 
 RUN = 13  # successive tokens that two prompts may not share
 FEWEST = 10  # conversations, of which one is held out

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from sametoken.checkpoint.chat import unused_signs
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.data.answers import AnswerSampling, NoAnswerError
-from sametoken.data.conversations import read_records
 from sametoken.data.synthesize import Message, Questions, Task, derived_seed
 from sametoken.errors import RequestError
 from sametoken.options.sampling import SamplingParams
+from sametoken.prompts.conversations import read_records
 
 if TYPE_CHECKING:
     from sametoken.engine.async_llm import AsyncLLM

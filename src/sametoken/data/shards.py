@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from sametoken.data.conversations import ID_KEYS, DataRow, read_rows
 from sametoken.errors import ConfigError, DataError
 from sametoken.files import make_directory, replacing
+from sametoken.prompts.conversations import ID_KEYS, DataRow, read_rows
 
 FILE_NAME = "train-{0:05d}-{0:05d}.jsonl"
 MOST_SHARDS = 100_000  # limit of five digits

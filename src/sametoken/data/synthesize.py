@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from sametoken.client.client import all_together
 from sametoken.data.answers import Answerer, NoAnswerError
-from sametoken.data.conversations import ID_KEYS, DataRow, parse_record, read_rows, row_id, writable_text
 from sametoken.data.journal import Lines
 from sametoken.errors import DataError, SametokenError
+from sametoken.prompts.conversations import ID_KEYS, DataRow, parse_record, read_rows, row_id, writable_text
 from sametoken.prompts.sources import Conversation
 
 FINISHED = {"finished": True}

@@ -1,21 +1,26 @@
-"""Prompts from JSON Lines files: our own format and those of published benchmarks, recognised line by line.
+"""Prompts from files of conversations, of texts, and of published benchmarks, recognised line by line.
 
 All commands read prompts with this module, so they accept the same files.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from sametoken.checkpoint.paths import user_path
-from sametoken.errors import ConfigError, RequestError, unknown_name
-from sametoken.prompts.sources import STDIN, Conversation, Source, as_turn, nonempty_text
+from sametoken.errors import ConfigError, DataError, RequestError, unknown_name
+from sametoken.prompts.conversations import (
+    CONVERSATION_KEYS,
+    STDIN,
+    DataRow,
+    has_conversation,
+    parse_record,
+    read_rows,
+    read_stdin,
+)
+from sametoken.prompts.sources import Conversation, Source, as_turn, nonempty_text
 
-KEYS = ("messages", "prompt", "category")
-Entry = tuple[str, dict[str, Any]]  # place of the line, and the object
+KEYS = ("prompt", "category")
 
 
 class PromptItem(NamedTuple):
@@ -32,72 +37,64 @@ class PromptItem(NamedTuple):
     later: tuple[str, ...] = ()
 
 
-def read_items(file: str, option: str) -> list[PromptItem]:
-    """Read the prompts of a JSON Lines file; "-" is standard input.
+def read_items(file: str, option: str) -> tuple[list[str], list[PromptItem]]:
+    """Read the prompts of a file of JSON lines, or a JSON array; "-" is standard input.
 
     Args:
         option: option that named the file, for messages.
 
+    Returns:
+        The names of the lines' formats, in the order of the first occurrence, and the prompts.
+
     Raises:
-        ConfigError: the file cannot be read or is empty.
+        ConfigError: the file is empty.
+        DataError: the file cannot be read, or a line is not JSON or no conversation; the message has its number.
         RequestError: a line is not a prompt; the message has its number.
     """
-    return parse_items(read_entries(file, option))[1]
-
-
-def read_entries(file: str, option: str) -> list[Entry]:
-    """Read the objects of a JSON Lines file, each with its place for messages; "-" is standard input.
-
-    Raises:
-        ConfigError: the file cannot be read or is empty.
-        RequestError: a line is not a JSON object; the message has its number.
-    """
     try:
-        content = sys.stdin.read() if file == STDIN else user_path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{option} {file}: {error.strerror}; expected a readable file of JSON lines") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{option} {file}: byte {error.start} is not UTF-8; save the file as UTF-8") from error
-    # Not splitlines, which splits at U+2028, a valid character of JSON strings.
-    lines = [(f"{file}, line {number}", line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
-    if not lines:
+        found = parse_items(read_stdin() if file == STDIN else read_rows(file))
+    except DataError as error:
+        raise DataError(f"{option} {error}") from error
+    if not found[1]:
         raise ConfigError(f"{option} {file} is empty; expected one JSON object per line with prompt or messages")
-    return [(where, _parse_object(line, where)) for where, line in lines]
+    return found
 
 
-def parse_items(entries: Iterable[Entry]) -> tuple[list[str], list[PromptItem]]:
-    """Parse entries; return the names of their formats, in the order of the first occurrence, and the prompts.
+def parse_items(rows: Iterable[DataRow]) -> tuple[list[str], list[PromptItem]]:
+    """Parse rows; return the names of their formats and the prompts.
 
     Raises:
-        RequestError: an entry has no known format, or one of its values is wrong; the message has its place.
+        DataError, RequestError: as `read_items`.
     """
     labels, items = [], []
-    for where, entry in entries:
-        label, read = _reader_of(where, entry)
+    for row in rows:
+        label, item = parse_item(row)
+        if item is None:
+            raise RequestError(f"{row.where}: no message of a user, expected at least one")
         labels.append(label)
-        items.append(read(entry, where))
+        items.append(item)
     return list(dict.fromkeys(labels)), items
 
 
-def _reader_of(where: str, entry: Mapping[str, Any]) -> tuple[str, Reader]:
+def parse_item(row: DataRow) -> tuple[str, PromptItem | None]:
+    """Name of a row's format, and its prompt: of a conversation the messages before its last answer, None if none.
+
+    Raises:
+        DataError, RequestError: as `read_items`.
+    """
+    entry, where = row.entry, row.where
+    if has_conversation(row):
+        record = parse_record(row)
+        asked = [] if record is None else record.prompt()
+        return "conversations", PromptItem(_category(entry, where), Conversation(asked)) if asked else None
     for label, (keys, read) in FORMS.items():
         if set(keys) <= entry.keys():
-            return label, read
+            return label, read(entry, where)
     known = "; ".join(f"{label}: {', '.join(keys)}" for label, (keys, _) in FORMS.items())
     raise RequestError(
         f"{where}: unknown format with the keys {', '.join(sorted(entry)) or '(none)'}; known formats and the keys "
-        f"they need: {known}"
+        f"they need: conversations: {' or '.join(CONVERSATION_KEYS)}; {known}"
     )
-
-
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"{where} is not JSON ({error}); expected an object with prompt or messages") from error
-    if not isinstance(entry, dict):
-        raise RequestError(f"{where}: got {line.strip()[:80]}, expected an object with either prompt or messages")
-    return entry
 
 
 def _turns(entry: dict[str, Any], where: str) -> PromptItem:
@@ -117,28 +114,9 @@ def _gsm8k(entry: dict[str, Any], where: str) -> PromptItem:
 
 
 def _prompt(entry: dict[str, Any], where: str) -> PromptItem:
-    if "prompt" in entry and "messages" in entry:
-        raise RequestError(f"{where}: got both, expected either prompt or messages")
     if unknown := sorted(entry.keys() - set(KEYS)):
         raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
-    if "prompt" in entry:
-        return PromptItem(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
-    messages = entry["messages"]
-    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise RequestError(f"{where}: messages must be a list of at least one object with role and content")
-    return PromptItem(_category(entry, where), Conversation(messages))
-
-
-def _answered(entry: dict[str, Any], where: str) -> PromptItem:
-    """Conversation as `sametoken synthesize` writes it, without its last answer."""
-    turns = entry["conversations"]
-    if not isinstance(turns, list) or not all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in turns):
-        raise RequestError(f"{where}: conversations must be a list of objects with role and content")
-    while turns and turns[-1]["role"] == "assistant":
-        turns = turns[:-1]
-    if not turns:
-        raise RequestError(f"{where}: conversations has no turn of a user, expected at least one")
-    return PromptItem(_category(entry, where), Conversation(turns))
+    return PromptItem(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
 
 
 def _category(entry: Mapping[str, Any], where: str) -> str:
@@ -152,6 +130,4 @@ FORMS: Mapping[str, tuple[tuple[str, ...], Reader]] = {
     "humaneval": (("task_id", "prompt", "entry_point"), _human_eval),
     "gsm8k": (("question", "answer"), _gsm8k),
     "prompts": (("prompt",), _prompt),
-    "conversations": (("messages",), _prompt),
-    "answered": (("conversations",), _answered),
 }

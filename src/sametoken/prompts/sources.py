@@ -13,8 +13,6 @@ from sametoken.errors import RequestError
 if TYPE_CHECKING:
     from sametoken.checkpoint.tokenizer import Tokenizer
 
-STDIN = "-"
-
 # Category and text: easy, hard and hopeless for drafters.
 CATEGORISED = (
     ("chat", "Hi, can I get a latte with oat milk, please?"),

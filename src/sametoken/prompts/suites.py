@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sametoken.errors import DataError
-from sametoken.prompts.files import Entry
+from sametoken.prompts.conversations import DataRow
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -50,13 +50,13 @@ class Suite:
             f"at most {self.tokens} tokens"
         )
 
-    def entries(self, found: Iterable[Entry], count: int, file: str) -> list[Entry]:
+    def rows(self, found: Iterable[DataRow], count: int, file: str) -> list[DataRow]:
         """Objects of the benchmark's file as turns with a category: so many, evenly from the categories.
 
         Raises:
             DataError: an object has another form than those of the benchmark, or their number differs.
         """
-        turns = [(where, self._turns(entry, where)) for where, entry in found]
+        turns = [row._replace(entry=self._turns(row.entry, row.where)) for row in found]
         if len(turns) != self.prompts:
             raise DataError(
                 f"{file}: {len(turns)} prompts, expected the {self.prompts} of {self.name}; give its whole file (with "
@@ -64,9 +64,9 @@ class Suite:
             )
         rank: dict[str, int] = defaultdict(int)
         order = []
-        for place, (_, entry) in enumerate(turns):
-            order.append((rank[entry["category"]], place))
-            rank[entry["category"]] += 1
+        for place, row in enumerate(turns):
+            order.append((rank[row.entry["category"]], place))
+            rank[row.entry["category"]] += 1
         return [turns[place] for place in sorted(place for _, place in sorted(order)[:count])]
 
     def _turns(self, entry: dict[str, Any], where: str) -> dict[str, Any]:

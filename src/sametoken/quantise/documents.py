@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
 from sametoken.errors import DataError
-from sametoken.prompts.files import parse_items
-from sametoken.prompts.sources import BUILT_IN, Conversation, Source, encode_prompt, encode_texts
+from sametoken.prompts.conversations import DataRow, has_conversation, parse_record, read_rows
+from sametoken.prompts.files import parse_item
+from sametoken.prompts.sources import BUILT_IN, Conversation, encode_prompt, encode_texts
 
 HELD_OUT = 3  # one of so many documents is held out
 LONGEST = 2048  # longest document, in tokens; longer ones are cut
@@ -81,19 +81,15 @@ def _document(row: DataRow, tokenizer: Tokenizer) -> _Document | None:
     if isinstance(text := row.entry.get("text"), str):
         ids = tokenizer.encode(text)
         return _Document(ids, ids[: max(1, len(ids) // 4)])
-    source: Source
-    if any(key in row.entry for key in CONVERSATION_KEYS):
-        record = parse_record(row)
-        if record is None:
-            return None
-        whole, messages = record.messages, record.messages
-        while messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        source = Conversation(messages or whole)
-        text = tokenizer.apply_chat_template(whole, add_generation_prompt=whole == messages)
-        return _Document(tokenizer.encode(text, add_special_tokens=False), encode_prompt(tokenizer, source).ids)
-    if set(row.entry) <= set(ID_KEYS):
+    if not has_conversation(row):
+        _, item = parse_item(row)
+        assert item is not None
+        ids = encode_prompt(tokenizer, item.source).ids
+        return _Document(ids, ids)
+    record = parse_record(row)
+    if record is None:
         return None
-    _, (item,) = parse_items([(row.where, row.entry)])
-    ids = encode_prompt(tokenizer, item.source).ids
-    return _Document(ids, ids)
+    asked = record.prompt()
+    text = tokenizer.apply_chat_template(record.messages, add_generation_prompt=asked == record.messages)
+    prompt = encode_prompt(tokenizer, Conversation(asked or record.messages))
+    return _Document(tokenizer.encode(text, add_special_tokens=False), prompt.ids)

@@ -16,13 +16,13 @@ from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.places import target_directory
 from sametoken.checkpoint.tokenizer import Tokenizer
 from sametoken.checkpoint.tokenizer_files import load_tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, ID_KEYS, DataRow, parse_record, read_rows
 from sametoken.engine.llm import LLM
 from sametoken.engine.stats import SpeculationStats
 from sametoken.errors import DataError
 from sametoken.model.config import ModelConfig
 from sametoken.options.sampling import SamplingParams
-from sametoken.prompts.files import parse_items
+from sametoken.prompts.conversations import DataRow, read_rows
+from sametoken.prompts.files import parse_item
 from sametoken.prompts.sources import Conversation, Source
 from sametoken.prompts.suites import Suite
 
@@ -162,9 +162,7 @@ def read_suite(suite: Suite, file: str, llm: LLM, count: int, tokens: int) -> li
     """
     if user_path(file).suffix == ".parquet":
         raise DataError(f"{file}: Parquet, expected JSON lines; write them with pandas: read_parquet and to_json")
-    entries = suite.entries(((row.where, row.entry) for row in read_rows(file)), count, file)
-    rows = (DataRow(where, number, entry) for number, (where, entry) in enumerate(entries, 1))
-    return _questions(rows, file, (llm.tokenizer, llm.max_seq_len), count, tokens)
+    return _questions(suite.rows(read_rows(file), count, file), file, (llm.tokenizer, llm.max_seq_len), count, tokens)
 
 
 def _questions(
@@ -189,24 +187,12 @@ def _questions(
 
 def _question(row: DataRow, tokenizer: Tokenizer) -> Question | None:
     """Prompt of a row, None if it has none."""
-    source: Source
-    later: tuple[str, ...] = ()
-    category = str(row.entry.get(CATEGORY, ""))
-    if any(key in row.entry for key in CONVERSATION_KEYS):
-        record = parse_record(row)
-        messages = [] if record is None else record.messages
-        while messages and messages[-1]["role"] == "assistant":
-            messages = messages[:-1]
-        if not messages:
-            return None
-        source = Conversation(messages)
-    elif set(row.entry) <= set(ID_KEYS):
+    _, item = parse_item(row)
+    if item is None:
         return None
-    else:
-        _, (item,) = parse_items([(row.where, row.entry)])
-        source, later = item.source, item.later
+    source = item.source
     shown = tuple(source.messages) if isinstance(source, Conversation) else ()
-    return Question(_ids(source, tokenizer), category, shown, later)
+    return Question(_ids(source, tokenizer), str(row.entry.get(CATEGORY, "")), shown, item.later)
 
 
 def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sametoken.checkpoint.paths import user_path
 from sametoken.checkpoint.tokenizer import Tokenizer
-from sametoken.data.conversations import CONVERSATION_KEYS, DataRow, files_of, parse_record, read_rows, row_id
 from sametoken.data.held_out import HeldOutRuns
 from sametoken.errors import DataError, RequestError
 from sametoken.files import make_directory, stamp, write_json, write_tensors
+from sametoken.prompts.conversations import CONVERSATION_KEYS, DataRow, files_of, parse_record, read_rows, row_id
 from sametoken.train.dataset.masks import Masked, Rules, mask_conversation, mask_text
 from sametoken.train.dataset.prepared import (
     FORMAT,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sametoken.data.conversations import Record, read_records
 from sametoken.errors import DataError
+from sametoken.prompts.conversations import Record, read_records
 
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello\u2028there"}]
 SHARED = [{"from": "human", "value": "Hi", "label": None}, {"from": "gpt", "value": "Hello\u2028there"}]

@@ -5,14 +5,16 @@ Keys are `conversations` or `messages`, `{from, value}` or `{role, content}`; se
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from sametoken.checkpoint.paths import user_path
-from sametoken.data.specification import SUFFIXES, mixed, read_specification
 from sametoken.errors import DataError
+from sametoken.prompts.specification import SUFFIXES, mixed, read_specification
 
 CONVERSATION_KEYS = ("conversations", "messages")
 ID_KEYS = ("conversation_id", "id", "uuid")
@@ -29,6 +31,7 @@ ROLES = {
     "tool": "tool",
 }
 BOM = b"\xef\xbb\xbf"
+STDIN = "-"
 SHOWN = 80  # characters of an invalid line in a message
 
 
@@ -46,6 +49,13 @@ class Record(NamedTuple):
     messages: list[dict[str, Any]]
     truncated: bool
     rest: dict[str, Any]
+
+    def prompt(self) -> list[dict[str, Any]]:
+        """Messages without the answers at the end; an empty list if no other message is there."""
+        asked = list(self.messages)
+        while asked and asked[-1]["role"] == "assistant":
+            asked.pop()
+        return asked
 
 
 class DataRow(NamedTuple):
@@ -81,24 +91,38 @@ def read_rows(file: str | Path) -> Iterator[DataRow]:
                 yield DataRow(f"{path}, conversation {number} ({entry['source']})", number, entry)
             return
         with path.open("rb") as stream:
-            head = stream.read(4096).removeprefix(BOM).lstrip()
-            stream.seek(0)
-            parse = _parse_array if head.startswith(b"[") else _parse_lines
-            for row in parse(path, stream):
-                if row.entry != {"finished": True}:
-                    yield row
+            yield from _parse_rows(path, stream)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; expected a readable file of conversations") from error
 
 
-def _parse_lines(path: Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
+def read_stdin() -> Iterator[DataRow]:
+    """Yield the objects of the standard input, as `read_rows`."""
+    return _parse_rows(STDIN, io.BytesIO(sys.stdin.read().encode()))
+
+
+def has_conversation(row: DataRow) -> bool:
+    """Return True if the row is one for `parse_record`: it has messages, or nothing but an id."""
+    return any(key in row.entry for key in CONVERSATION_KEYS) or row.entry.keys() <= set(ID_KEYS)
+
+
+def _parse_rows(path: str | Path, stream: BinaryIO) -> Iterator[DataRow]:
+    head = stream.read(4096).removeprefix(BOM).lstrip()
+    stream.seek(0)
+    parse = _parse_array if head.startswith(b"[") else _parse_lines
+    for row in parse(path, stream):
+        if row.entry != {"finished": True}:
+            yield row
+
+
+def _parse_lines(path: str | Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
     for number, line in enumerate(lines, 1):
         if line.removeprefix(BOM).strip():
             where = f"{path}, line {number}"
             yield DataRow(where, number, _object(_parse(line, where), where))
 
 
-def _parse_array(path: Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
+def _parse_array(path: str | Path, lines: Iterable[bytes]) -> Iterator[DataRow]:
     for number, entry in enumerate(_parse(b"".join(lines), str(path)), 1):
         where = f"{path}, entry {number}"
         yield DataRow(where, number, _object(entry, where))
@@ -115,7 +139,7 @@ def _parse(content: bytes, where: str) -> Any:
 
 def _object(entry: object, where: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
-        raise DataError(f"{where}: got {str(entry)[:SHOWN]}, expected an object with conversations or messages")
+        raise DataError(f"{where}: got {str(entry)[:SHOWN]}, expected an object with prompt, messages or conversations")
     return entry
 
 

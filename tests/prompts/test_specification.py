@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sametoken.data.conversations import files_of, read_records
 from sametoken.errors import SametokenError
+from sametoken.prompts.conversations import files_of, read_records
 from sametoken.train.dataset.preparation import data_digest
 
 SPEC = """

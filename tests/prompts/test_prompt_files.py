@@ -1,0 +1,42 @@
+"""Prompts of files: published forms of conversations are read by every command that takes prompts."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sametoken.commands.given import given_prompts
+from sametoken.prompts.sources import Conversation
+
+ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
+ANSWER = {"role": "assistant", "content": "Hello"}
+FORMS = {
+    "ShareGPT": {
+        "id": "a_0",
+        "conversations": [
+            {"from": "system", "value": "Be short."},
+            {"from": "human", "value": "Hi"},
+            {"from": "gpt", "value": "Hello"},
+        ],
+    },
+    "UltraChat": {"prompt": "Hi", "prompt_id": "7", "messages": [*ASKED, ANSWER]},
+    "a question alone": {"messages": ASKED},
+    "a system text apart": {"system": "Be short.", "conversations": [{"from": "human", "value": "Hi"}]},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("array", [False, True])
+def test_the_prompt_of_a_conversation_is_all_before_the_last_answer(tmp_path: Path, form: str, array: bool) -> None:
+    file = tmp_path / "data.json"
+    file.write_text(json.dumps([FORMS[form]] if array else FORMS[form]))
+    assert given_prompts((), str(file), chat=False) == [Conversation(ASKED)]
+
+
+def test_standard_input_takes_the_same_lines(monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(json.dumps(form) + "\n" for form in FORMS.values())))
+    assert given_prompts((), "-", chat=False) == [Conversation(ASKED)] * len(FORMS)
