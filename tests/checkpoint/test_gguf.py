@@ -29,7 +29,9 @@ from gguf_makers import UNSTATED, blocks, embedded_gguf, meant, write_gguf  # no
 from native_checks import BUILT, use  # noqa: E402
 from sametoken.checkpoint.gguf import blocks as rooms  # noqa: E402
 from sametoken.checkpoint.gguf.blocks import read_tensor  # noqa: E402
+from sametoken.checkpoint.gguf.config import LACKING  # noqa: E402
 from sametoken.checkpoint.gguf.container import read_container  # noqa: E402
+from sametoken.checkpoint.gguf.families import FAMILIES  # noqa: E402
 from sametoken.checkpoint.gguf.parts import chosen_files  # noqa: E402
 from sametoken.checkpoint.gguf.tokenizer import tokenizer_files  # noqa: E402
 from sametoken.checkpoint.hub import read_config, resolve  # noqa: E402
@@ -323,6 +325,27 @@ def damaged(folder: Path, change: Any) -> str:
 )
 def test_bad_files_are_refused_in_words(tmp_path: Path, change: Any, words: str) -> None:
     assert words in damaged(tmp_path, change)
+
+
+def test_an_unknown_architecture_is_refused_with_what_it_needs(tmp_path: Path) -> None:
+    """Names of tensors are those of the gguf library, and each part of LACKING is one of them."""
+    named = {
+        gguf.MODEL_ARCH_NAMES[arch]: [gguf.TENSOR_NAMES[tensor].format(bid=0) for tensor in tensors]
+        for arch, tensors in gguf.MODEL_TENSORS.items()
+    }
+    seen = set[str]()
+    for arch in named.keys() - {name.split()[0] for name in FAMILIES}:
+        writer = gguf.GGUFWriter(tmp_path / f"{arch}.gguf", arch)
+        for tensor in dict.fromkeys(named[arch]):
+            writer.add_tensor(tensor, np.zeros(1, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(UnsupportedModelError, match=f"{arch}.*is not supported in GGUF files") as caught:
+            resolve(tmp_path / f"{arch}.gguf")
+        seen |= {words for words in LACKING.values() if f"; it needs {words}, which" in str(caught.value)}
+    assert seen == set(LACKING.values())
 
 
 def with_keys(file: Path, **metadata: Any) -> Path:

@@ -44,6 +44,7 @@ SMALL_FILES = (
     "modules.json",
     "*_Pooling/config.json",
 )
+CODE_FILES = ("tokenizer_config.json", "config.json")  # in which auto_map names Python code of the checkpoint
 QUANTISED = "hf_quant_config.json"  # Model-Optimizer's file with the format of the weights
 SAFETENSORS = ("*.safetensors", "*.safetensors.index.json")
 PICKLED = ("pytorch_model*.bin", "pytorch_model*.bin.index.json", "medusa_lm_head.pt")
@@ -317,6 +318,12 @@ def transformers_tokenizer(directory: Path) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its readers pass on the errors of their parsers
+        file = next((file for file in CODE_FILES if "auto_map" in (read_json(directory / file) or {})), None)
+        if file is not None:
+            raise CheckpointError(
+                f"{directory / file}: auto_map names Python code for the tokenizer, which is never run; expected a "
+                "tokenizer.json of a class of transformers: remove auto_map and tokenizer_class if there is one"
+            ) from error
         raise CheckpointError(
             f"{directory}: transformers cannot load the tokenizer ({type(error).__name__}: {first_line(error)}); "
             "expected tokenizer.json or tokenizer.model beside config.json"

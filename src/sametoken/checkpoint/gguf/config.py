@@ -106,14 +106,31 @@ def config_of(container: Container) -> dict[str, Any]:
     return config
 
 
+# Part of a tensor's name -> computation that it needs and this decoder lacks.
+LACKING = {
+    "v.blk": "a reader of images",
+    "cross_attn": "an encoder with cross-attention", "enc.": "an encoder", "token_types": "an encoder",
+    "ssm_": "layers with a recurrent state (Mamba or linear attention)",
+    "time_mix": "layers with a recurrent state (RWKV)", "shortconv": "short convolutions",
+    "altup": "alternating updates of several hidden states", "indexer": "attention to tokens that an indexer selects",
+    "position_embd": "learned position embeddings", "attn_norm_2": "attention and MLP side by side",
+}  # fmt: skip
+
+
+def _lacking(container: Container) -> str:
+    """Computation that an unknown architecture needs, by the names of its tensors; "" if none is known."""
+    found = (words for part, words in LACKING.items() if any(part in name for name in container.entries))
+    return next((f"; it needs {words}, which this decoder does not compute" for words in found), "")
+
+
 def _family(container: Container) -> GgufFamily:
     """Family of a file's model."""
     name = container.metadata.get("general.architecture")
     found = FAMILIES.get(special_case(str(name), container.metadata))
     if found is None:
         raise UnsupportedModelError(
-            f"{container.file}: the architecture {shown(name)} is not supported in GGUF files; supported: "
-            f"{', '.join(FAMILIES)}"
+            f"{container.file}: the architecture {shown(name)} is not supported in GGUF files"
+            f"{_lacking(container)}; supported: {', '.join(FAMILIES)}"
         )
     return found
 
