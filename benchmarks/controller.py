@@ -37,7 +37,7 @@ from sametoken.control.worth import Worth
 from sametoken.drafters.base import Proposed
 from sametoken.drafters.padded import Guess
 from sametoken.engine.report import StepReport
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.options.sampling import RequestSpeculation
 from sametoken.speculation.sampling import Sampling
 

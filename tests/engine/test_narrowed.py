@@ -16,7 +16,7 @@ from cli_checks import SPECIAL, speak
 from engine_checks import alone, check_idle, llama, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
 from sametoken.errors import ConfigError
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.options.sampling import StructuredOutputs
 
 Pair = tuple[str, str]

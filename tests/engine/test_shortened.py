@@ -18,7 +18,7 @@ from cli_checks import speak
 from engine_checks import DEPTH, ahead, alone, check_idle, make_llm, prompts, said, save_pair, sharpen
 from sametoken import LLM, Completion, SamplingParams
 from sametoken.drafters.reading import FIRST, SPARE, TextWindow
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.model.compiled_guesses import Committed
 
 Pair = tuple[str, str]

@@ -19,7 +19,7 @@ from head_checks import WIDE, WIDE_HEADS, shape_of, write_wide_heads
 from quantised_makers import MADE, quantised
 from sametoken import SamplingParams
 from sametoken.errors import ConfigError, SametokenError, UnsupportedModelError
-from sametoken.heads.eagle.compiled import NativeEagle
+from sametoken.heads.eagle.drafter import NativeEagle
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.kind import Head
 from sametoken.heads.read import is_head, read_head

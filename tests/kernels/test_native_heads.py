@@ -15,10 +15,9 @@ from drafter_checks import drafted
 from native_checks import kernels, threads
 from sametoken.control.worth import Time, Worth
 from sametoken.drafters.rows import GrowingDrafter
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
-from sametoken.heads.eagle.compiled import NativeEagle
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.heads.eagle.config import EagleConfig
-from sametoken.heads.eagle.drafter import EagleDrafter
+from sametoken.heads.eagle.drafter import EagleDrafter, NativeEagle
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.modules import pack
 from sametoken.kernels.cpu.library import Library

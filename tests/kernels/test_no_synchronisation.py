@@ -26,7 +26,7 @@ from sametoken.drafters.padded import NO_GUESS, chain
 from sametoken.engine.captured import decode_step
 from sametoken.engine.plan import Decode, Plan, PromptPiece
 from sametoken.engine.runner import Runner
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.heads.eagle.config import EagleConfig
 from sametoken.heads.eagle.drafter import EagleDrafter
 from sametoken.heads.eagle.module import EagleHead

@@ -20,7 +20,7 @@ from engine_checks import PLAIN, make_llm, prompts, said, save_pair
 from sametoken import LLM, SamplingParams
 from sametoken.control.choice import RequestedDraft
 from sametoken.errors import ConfigError, EngineError
-from sametoken.heads.draft_model.drafter import DraftModelDrafter
+from sametoken.heads.draft_model.drafts import DraftModelDrafter
 from sametoken.options.sampling import RequestSpeculation
 from sametoken.parallel.follow import join
 from sametoken.parallel.host import own_cores, shares_cores

@@ -18,7 +18,7 @@ SECTION = PAGE.partition("\n## Rooms\n")[2].partition("\n## ")[0]
 BUDGETS = {
     "": (1550, 9), "bench": (3150, 19), "check": (1600, 11), "checkpoint": (7600, 49), "client": (400, 5),
     "commands": (6600, 47), "control": (1400, 10), "data": (960, 7), "deploy": (2350, 19), "dialects": (2300, 14),
-    "drafters": (2000, 17), "embedded": (100, 1), "engine": (6600, 38), "heads": (5000, 66), "kernels": (1650, 14),
+    "drafters": (2000, 17), "embedded": (100, 1), "engine": (6600, 38), "heads": (4900, 59), "kernels": (1650, 14),
     "learning": (1000, 11), "model": (4850, 38), "options": (1650, 13), "parallel": (1750, 14), "prompts": (740, 6),
     "quantise": (950, 9), "replicas": (1100, 10), "runtime": (1050, 12), "server": (9400, 58),
     "speculation": (1400, 11), "train": (5200, 32),

@@ -1,8 +1,9 @@
-"""Prediction blocks (MTP): the heads that come inside the checkpoints of their targets."""
+"""Prediction blocks (MTP): EAGLE heads of one of the target's own blocks, behind two norms, inside its checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,10 +22,44 @@ from sametoken.heads.eagle.layouts import Table
 from sametoken.heads.eagle.module import EagleHead
 from sametoken.heads.files import Files
 from sametoken.heads.kind import Described, Written
-from sametoken.heads.mtp.config import MtpConfig
-from sametoken.heads.mtp.names import LAYOUTS, SHARED, MtpNames
+from sametoken.heads.mtp.names import DEEPSEEK, LAYOUTS, SHARED, MtpLayout, MtpNames
 from sametoken.model.config import ModelConfig
 from sametoken.model.formats.coded import Coded
+
+
+@dataclass(frozen=True)
+class MtpConfig(EagleConfig):
+    """Configuration of a prediction block; `layers` is the target with this block alone.
+
+    Attributes:
+        layout: names and order of the parts in the files.
+        first: number of the target's layers, from which files count.
+    """
+
+    layout: MtpLayout = DEEPSEEK
+    first: int = 0
+
+    @classmethod
+    def of(cls, target: ModelConfig, layout: MtpLayout) -> MtpConfig:
+        """Configuration of the first prediction block of a target."""
+        experts = target.experts
+        block = replace(
+            target, num_layers=1, further_layers=0, sliding_windows=(None,), layer_ropes=(), columns=None,
+            tie_word_embeddings=False, experts=None if experts is None else replace(experts, layers=(True,)),
+        )  # fmt: skip
+        return cls(
+            block, 1, (), target.hidden_size, target.vocab_size, input_norm=True, joined_norms=True, own_head=False,
+            hidden_first=layout.hidden_first, layout=layout, first=target.num_layers,
+        )  # fmt: skip
+
+    @property
+    def kind(self) -> str:
+        return "mtp"
+
+    @property
+    def recycles_normed(self) -> bool:
+        return self.layout.recycles_normed
+
 
 INSTEAD = "leave --method out, or give a draft of another kind"
 NOT_WRITTEN = "a prediction block stays in the checkpoint of its target, which other engines read themselves"
