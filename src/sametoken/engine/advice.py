@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from sametoken.kinds import inside
+
 FEW, MANY = 24, 200  # first guesses after which no hit, or hardly any, is significant
 NEAR_ZERO = 0.02
 WINDOW = 256  # forwards between two checks for drafts
 MOSTLY = 0.8  # share of these forwards without a draft from which drafting counts as paused; probes continue
 UNUSED = 32  # requests that ended without using a draft that was loaded
+SEPARATE = (
+    "Such a draft belongs to another target, another chat template or another kind of head, has wrong layer ids, or "
+    "was hardly trained; check what it was trained for, or leave it out"
+)
+INSIDE = (
+    "Its block was lost or changed when the checkpoint was converted, or the model was trained further without it; use "
+    "the original checkpoint, or another method"
+)
 
 
 class Advice:
@@ -33,14 +43,8 @@ class Advice:
         tried, hits = self._first.get(method, (0, 0))
         self._first[method] = tried, hits = tried + 1, hits + right
         hopeless = (tried == FEW and not hits) or (tried == MANY and hits < NEAR_ZERO * MANY)
-        if not hopeless:
-            return []
-        return self._once(
-            f"zero {method}",
-            f"{method}: {hits} of its first {tried} guesses were accepted. Such a draft belongs to another target, "
-            "another chat template or another kind of head, has wrong layer ids, or was hardly trained; check what it "
-            "was trained for, or leave it out",
-        )
+        text = f"{method}: {hits} of its first {tried} guesses were accepted. {INSIDE if inside(method) else SEPARATE}"
+        return self._once(f"zero {method}", text) if hopeless else []
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:
         """Count the end of a request that could use `methods`; `models` are the drafters with loaded weights."""
