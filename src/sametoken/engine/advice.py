@@ -14,11 +14,11 @@ NEAR_ZERO = 0.02
 WINDOW = 256  # forwards between two checks for drafts
 MOSTLY = 0.8  # share of these forwards without a draft from which drafting counts as paused; probes continue
 UNUSED = 32  # requests that ended without using a draft that was loaded
-SEPARATE = (
+OF_DRAFTS = (
     "Such a draft belongs to another target, another chat template or another kind of head, has wrong layer ids, or "
     "was hardly trained; check what it was trained for, or leave it out"
 )
-INSIDE = (
+OF_BLOCKS = (
     "Its block was lost or changed when the checkpoint was converted, or the model was trained further without it; use "
     "the original checkpoint, or another method"
 )
@@ -43,7 +43,9 @@ class Advice:
         tried, hits = self._first.get(method, (0, 0))
         self._first[method] = tried, hits = tried + 1, hits + right
         hopeless = (tried == FEW and not hits) or (tried == MANY and hits < NEAR_ZERO * MANY)
-        text = f"{method}: {hits} of its first {tried} guesses were accepted. {INSIDE if inside(method) else SEPARATE}"
+        text = (
+            f"{method}: {hits} of its first {tried} guesses were accepted. {OF_BLOCKS if inside(method) else OF_DRAFTS}"
+        )
         return self._once(f"zero {method}", text) if hopeless else []
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:

@@ -63,7 +63,7 @@ class NativeEagle(Compiled):
         if kernels is None or output is None:
             return None
         embed = target.embed if head.embed is None else head.embed
-        ids = torch.arange(output.out_features) if head.head is None else head.draft_ids
+        ids = torch.arange(output.out_features, device="cpu") if head.head is None else head.draft_ids
         scale = target.config.logits_scale if head.head is None else 1.0
         parts = Parts(
             head.config.layers, blocks_of(head), lambda device, rope: head.rope_tables(device), embed, head.norm,
