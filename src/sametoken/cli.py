@@ -83,7 +83,7 @@ ELSEWHERE = {
     "llama": "llama serve",
 }
 EXAMPLES = {
-    "see the gain with a small published model": "sametoken demo",
+    "see the gain with the embedded models": "sametoken demo",
     "complete a prompt": 'sametoken generate --prompt "Hello, I want to see a movie tonight."',
     "serve a model and its draft": "sametoken serve MODEL --draft DRAFT",
 }

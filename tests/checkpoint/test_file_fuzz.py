@@ -238,11 +238,11 @@ def test_a_chat_template_that_is_not_utf_8(models: dict[str, Path], tmp_path: Pa
 
 @pytest.mark.parametrize("line", ["[" * 100_000, '{"prompt": ' + "[" * 400 + "]" * 400 + "}", '{"messages": [[[[]]]]}'])
 def test_nested_lines_of_prompts(line: str, tiny_pair: Pair, tmp_path: Path, run: Any) -> None:
-    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n' + line + "\n")
     answer = run("generate", tiny_pair.target, "--prompts", str(tmp_path / "prompts.jsonl"))
     assert answer.code == 2
     assert len(answer.err.strip().splitlines()) == 1
-    assert "line 1" in answer.err
+    assert "line 2" in answer.err
 
 
 def test_a_message_is_short_and_can_be_printed() -> None:

@@ -254,13 +254,13 @@ def test_a_file_of_prompts_and_conversations_keeps_its_order(run: Any, pair: Pai
 
 
 def test_chat_and_standard_input(run: Any, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hi"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hi")))
     answer = run(
         "generate", pair.target, "--prompt", "-", "--chat", "--max-tokens", "4", "--temperature", "0", "--json"
     )
     record = json.loads(answer.out)
     assert record["prompt"] == "user: hi\nassistant:"
-    monkeypatch.setattr("sys.stdin", io.StringIO('{"prompt": "hi"}\n{"prompt": "ho"}'))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "hi"}\n{"prompt": "ho"}')))
     answer = run("generate", pair.target, "--prompts", "-", "--max-tokens", "4", "--temperature", "0", "--json")
     assert [json.loads(line)["token_ids"] for line in answer.out.splitlines()] == [
         greedy(pair.oracle, text, 4) for text in ("hi", "ho")

@@ -12,7 +12,7 @@ def test_a_hopeless_draft_is_named_once() -> None:
     assert f"draft_target: 0 of its first {FEW} guesses" in said[0]
     assert "check what it was trained for" in said[0]
     (inside,) = [text for _ in range(FEW) for text in block.saw_draft("mtp", False)]
-    assert "use the original checkpoint" in inside
+    assert "use the original, or another method" in inside
     lucky = Advice()
     assert not [text for i in range(1000) for text in lucky.saw_draft("draft_target", i % 5 == 0)]
     rare = Advice()

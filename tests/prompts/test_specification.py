@@ -90,6 +90,8 @@ def test_commands_read_it(spec: Path, run: Any, tmp_path: Path) -> None:
         ("outputs: [{filename: a, sources: [{name: mtbench}]}]", "expected name and splits"),
         ("outputs: [{filename: a, sources: [{name: mtbench, splits: {all: -1}}]}]", "expected a number of conv"),
         ("outputs: [{filename: a, sources: [{name: mtbench, splits: {all: some}}]}]", "a share or all"),
+        ("outputs: [{filename: a, sources: [{name: mtbench, splits: {all: .nan}}]}]", "a share or all"),
+        ("outputs: [{filename: a, sources: [{name: mtbench, splits: [[all]]}]}]", "expected a list, or split: amount"),
         ("outputs: [{filename: a, sources: [{name: mtbench, splits: {all: 0}}]}]", "no split has an amount"),
         (
             "outputs: [{filename: a, sources: [{name: sharegpt, splits: [all]}]}]",

@@ -31,9 +31,16 @@ def given_prompts(texts: Sequence[str], file: str | None, chat: bool) -> list[So
         if chat:
             raise ConfigError("--chat is for --prompt; in a file, write messages instead of prompt")
         return first_turns(file)
-    for text in (found := [sys.stdin.read() if text == STDIN else text for text in texts]):
+    for text in (found := [_standard_input() if text == STDIN else text for text in texts]):
         nonempty_text(text, "the prompt")
     return [as_turn(text) if chat else text for text in found]
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--prompt -: byte {error.start} is not UTF-8; send the text as UTF-8") from error
 
 
 def first_turns(file: str) -> list[Source]:

@@ -18,10 +18,7 @@ OF_DRAFTS = (
     "Such a draft belongs to another target, another chat template or another kind of head, has wrong layer ids, or "
     "was hardly trained; check what it was trained for, or leave it out"
 )
-OF_BLOCKS = (
-    "Its block was lost or changed when the checkpoint was converted, or the model was trained further without it; use "
-    "the original checkpoint, or another method"
-)
+OF_BLOCKS = "Its block was changed by a conversion or left out of a fine-tuning; use the original, or another method"
 
 
 class Advice:
@@ -43,9 +40,8 @@ class Advice:
         tried, hits = self._first.get(method, (0, 0))
         self._first[method] = tried, hits = tried + 1, hits + right
         hopeless = (tried == FEW and not hits) or (tried == MANY and hits < NEAR_ZERO * MANY)
-        text = (
-            f"{method}: {hits} of its first {tried} guesses were accepted. {OF_BLOCKS if inside(method) else OF_DRAFTS}"
-        )
+        remedy = OF_BLOCKS if inside(method) else OF_DRAFTS
+        text = f"{method}: {hits} of its first {tried} guesses were accepted. {remedy}"
         return self._once(f"zero {method}", text) if hopeless else []
 
     def saw_end(self, methods: Collection[str], models: Collection[str]) -> list[str]:

@@ -208,7 +208,7 @@ class _Work:
         taught = self._target(places)
         slots = guessing_slots(len(self.states), places)
         weights = self.weights[:, places] * (slots >= 0)
-        if self.rule.skip_outside:
+        if self.rule.skip_outside or self.rule.kind == "hard":
             weights = weights * taught.inside
         count = len(self.states)
         groups = [range(count)] if len(self.heads) == 1 else [range(k, k + 1) for k in range(count)]

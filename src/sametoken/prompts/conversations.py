@@ -98,12 +98,13 @@ def read_rows(file: str | Path) -> Iterator[DataRow]:
 
 def read_stdin() -> Iterator[DataRow]:
     """Yield the objects of the standard input, as `read_rows`."""
-    return _parse_rows(STDIN, io.BytesIO(sys.stdin.read().encode()))
+    return _parse_rows(STDIN, io.BytesIO(sys.stdin.buffer.read()))
 
 
 def has_conversation(row: DataRow) -> bool:
     """Return True if the row is one for `parse_record`: it has messages, or nothing but an id."""
-    return any(key in row.entry for key in CONVERSATION_KEYS) or row.entry.keys() <= set(ID_KEYS)
+    stated = {key for key, value in row.entry.items() if value is not None}
+    return bool(stated & set(CONVERSATION_KEYS)) or stated <= set(ID_KEYS)
 
 
 def _parse_rows(path: str | Path, stream: BinaryIO) -> Iterator[DataRow]:

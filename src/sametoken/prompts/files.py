@@ -82,7 +82,8 @@ def parse_item(row: DataRow) -> tuple[str, PromptItem | None]:
     Raises:
         DataError, RequestError: as `read_items`.
     """
-    entry, where = row.entry, row.where
+    # Columns without a value are null in exported tables.
+    entry, where = {key: value for key, value in row.entry.items() if value is not None}, row.where
     if has_conversation(row):
         record = parse_record(row)
         asked = [] if record is None else record.prompt()
@@ -114,7 +115,7 @@ def _gsm8k(entry: dict[str, Any], where: str) -> PromptItem:
 
 
 def _prompt(entry: dict[str, Any], where: str) -> PromptItem:
-    if unknown := sorted(entry.keys() - set(KEYS)):
+    if unknown := sorted(entry.keys() - {*KEYS, "source"}):
         raise RequestError(f"{where}: {unknown_name('key', unknown[0], KEYS)}")
     return PromptItem(_category(entry, where), nonempty_text(entry["prompt"], f"{where}: prompt"))
 

@@ -7,6 +7,7 @@ NAME-SPLIT.jsonl, or NAME.jsonl for the split "all"; or .json.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -74,7 +75,8 @@ def _splits(source: Any, place: Path, where: str) -> Iterator[Split]:
     if not isinstance(source, Mapping) or not isinstance(source.get("name"), str) or set(source) != set(SOURCE):
         raise DataError(f"{where}: source {str(source)[:80]}, expected name and splits")
     name, splits = source["name"], source["splits"]
-    amounts = dict.fromkeys(splits, "all") if isinstance(splits, list) else splits
+    listed = isinstance(splits, list) and all(isinstance(each, str) for each in splits)
+    amounts = dict.fromkeys(splits, "all") if listed else splits
     if not isinstance(amounts, Mapping):
         raise DataError(f"{where}, {name}: splits is {splits!r}, expected a list, or split: amount")
     for split, amount in amounts.items():
@@ -93,7 +95,7 @@ def _splits(source: Any, place: Path, where: str) -> Iterator[Split]:
 
 
 def _amount(given: Any, where: str, *, whole: bool = False) -> float:
-    if isinstance(given, bool) or not isinstance(given, int if whole else int | float) or given < 0:
+    if isinstance(given, bool) or not isinstance(given, int if whole else int | float) or not 0 <= given < math.inf:
         raise DataError(f"{where}: {given!r}, expected a number of conversations{'' if whole else ', a share or all'}")
     return given
 

@@ -55,7 +55,7 @@ def read_documents(file: str | None, tokenizer: Tokenizer, longest: int, most: t
     found = _of_file(file, tokenizer) if file else (_Document(ids, ids) for _, ids in encode_texts(tokenizer))
     parts: tuple[list[Tensor], list[Tensor]] = ([], [])
     prompts, left = [], list(most)
-    for number, document in enumerate(found):
+    for number, document in enumerate(each for each in found if len(each.text) > 1):
         side = int(number % HELD_OUT == HELD_OUT - 1)
         ids = document.text[: min(longest, LONGEST, left[side])]
         if len(ids) > 1:

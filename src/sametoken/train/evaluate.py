@@ -192,7 +192,7 @@ def _question(row: DataRow, tokenizer: Tokenizer) -> Question | None:
         return None
     source = item.source
     shown = tuple(source.messages) if isinstance(source, Conversation) else ()
-    return Question(_ids(source, tokenizer), str(row.entry.get(CATEGORY, "")), shown, item.later)
+    return Question(_ids(source, tokenizer), str(row.entry.get(CATEGORY) or ""), shown, item.later)
 
 
 def _ids(source: Source, tokenizer: Tokenizer) -> list[int]:
